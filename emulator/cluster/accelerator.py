@@ -15,6 +15,16 @@ DATA = Path(__file__).parent / "data"
 A100_MATMUL_SHARE = 0.869
 """271.2 of 312 TFLOP/s, see `matmul_share` below and in `data/accelerators.toml`."""
 
+QUANTIZED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Of an element in the precisions that only linear layers take, with its share of a block's scale: 32 elements have one
+in MXFP8 (OCP Microscaling Formats, 2023, section 5.2), 16 in NVFP4, whose tensors have another (NVIDIA, 2025, arXiv
+2509.25149, section 2)."""
+
+
+def unquantized(precision: str) -> str:
+    """What the rest of a job in `precision` is computed in."""
+    return "bf16" if precision in QUANTIZED_BYTES else precision
+
 
 @dataclass(frozen=True)
 class Accelerator(Ranged):
@@ -23,7 +33,7 @@ class Accelerator(Ranged):
     title: str
     source: str
     flops: dict[str, float] = number(RATE)
-    """Peak FLOP/s by precision (fp32, tf32, fp16, bf16), dense."""
+    """Peak FLOP/s by precision (fp32, tf32, fp16, bf16, fp8, mxfp8, nvfp4), dense."""
     memory_bytes: float = number(Range(1, 1e18))
     memory_bytes_per_s: float = number(RATE)
     processors: int = number(Range(1, 10_000_000))
@@ -44,6 +54,9 @@ class Accelerator(Ranged):
     peak."""
     attention_flops: dict[str, float] = number(RATE, factory=dict)
     """The same of other kernels (`emulator/jobs/workload/data/attention.toml`), where measured on this device."""
+    unaligned_times: float = number(Range(1, 1e6), 1.0)
+    """How much longer a product takes whose operands' rows are not aligned (`kernels.ALIGNED_BYTES`); default: nobody
+    has measured it."""
     price_per_hour: float = number(Range(0, 1e9), 0.0)
     """Dollars; 0: not for rent by itself."""
     price_source: str = ""
@@ -59,8 +72,8 @@ class Accelerator(Ranged):
         return self.peak(precision) * gemm_efficiency * self.power_share * self.matmul_share / A100_MATMUL_SHARE
 
     def flash_rate(self, precision: str) -> float:
-        """FLOP/s of FlashAttention-2; in half precision also where a job is in fp8."""
-        return self.flash_flops or 0.6 * self.peak("bf16" if precision == "fp8" else precision)
+        """FLOP/s of FlashAttention-2; in half precision also where linear layers are quantized."""
+        return self.flash_flops or 0.6 * self.peak(unquantized(precision))
 
 
 @cache

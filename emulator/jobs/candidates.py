@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from emulator.cluster.accelerator import Accelerator
+from emulator.cluster.accelerator import QUANTIZED_BYTES, Accelerator
 from emulator.cluster.cluster import Cluster
 from emulator.jobs.workload.implementations import implementations
 from emulator.jobs.workload.job import Job
@@ -241,8 +241,8 @@ def implementation(job: Job, model: Transformer, device: Accelerator) -> str:
     where attention is fused."""
     is_ddp = _is_data_parallel(job) and job.cp == 1 and job.zero == 0 and job.overlap
     if job.zero == 3 or is_ddp:
-        return COMPILED if job.precision == "fp8" or job.async_tp else TORCH
-    is_recent = "fp8" in device.flops or job.precision == "fp8" or job.flash(model) or job.async_tp
+        return COMPILED if job.precision in QUANTIZED_BYTES or job.async_tp else TORCH
+    is_recent = "fp8" in device.flops or job.precision in QUANTIZED_BYTES or job.flash(model) or job.async_tp
     return CORE if is_recent else MEGATRON
 
 

@@ -49,6 +49,9 @@ class Step:
     backward_kernels: int = 0
     looped_kernels: tuple[int, int] = (0, 0)
     """Forward and backward: launched by a loop in C++, besides those."""
+    weights_s: float = 0.0
+    """Of `backward_s`, what makes gradients of weights, which nothing waits for but the optimizer."""
+    weights_flops: float = 0.0
     density: float = 1.0
     """Share of gradient blocks that are not zero."""
 
@@ -71,6 +74,11 @@ class Stage:
     def seconds(self) -> float:
         """Forward and backward of one micro-batch."""
         return self.device_s + (self.stretch - 1.0) * sum(step.compute_s for step in self.steps)
+
+    @property
+    def weights_s(self) -> float:
+        """Of that, gradients of weights."""
+        return self.stretch * sum(step.weights_s for step in self.steps)
 
     @property
     def parameters(self) -> float:
@@ -208,10 +216,14 @@ class CostedJob:
 
 def closed_form_s(plan: CostedJob) -> float:
     """Seconds of an iteration by formula: the slowest stage takes all micro-batches, the others fill and drain the
-    pipeline (Narayanan et al., SC 2021, section 2.2), then gradients and the optimizer, nothing overlapped."""
+    pipeline (Narayanan et al., SC 2021, section 2.2), in ZB-H1 while gradients of weights are made twice (Qi et al.,
+    2024, section 2.3), then gradients and the optimizer, nothing overlapped."""
     job = plan.job
     took = [stage.seconds + plan.activation_p2p.seconds for stage in plan.stages]
     pipeline = job.micro_batches * max(took) + (sum(took) - max(took)) / job.virtual_stages
+    if job.splits_backward:
+        slowest = plan.stages[took.index(max(took))]
+        pipeline -= 2 * (sum(stage.weights_s for stage in plan.stages) - slowest.weights_s)
     after = max(
         plan.gradients(stage).seconds + optimizer
         for stage, optimizer in zip(plan.stages, plan.optimizer_s, strict=True)

@@ -27,7 +27,7 @@ from emulator.jobs.workload.implementations import (
     cross_entropies,
     implementations,
 )
-from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.job import KEPT, Job
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 from switchml.units import bytes_text
@@ -105,7 +105,7 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
     nodes = cluster.nodes(job.gpus)
     ends = GroupLayout(2, 2, 1, nodes) if nodes > 1 else GroupLayout(2, 1, 2, 1)
     copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
-    tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding else FREE
+    tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding and not job.lora else FREE
     return {**_activation_p2p(sent / job.element_bytes / job.micro_batch, job, cluster), "tied": tied}
 
 
@@ -119,20 +119,27 @@ def _activation_p2p(elements: float, job: Job, cluster: Cluster) -> dict[str, An
 def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: Machine) -> dict[str, Step]:
     """By name of a part of the model."""
     code = _code(model, job, machine)
-    parts = (
-        transformer.attention(model, job, code),
-        transformer.mlp(model, job, code),
-        transformer.embedding(model, job, code),
-        transformer.head(model, job, code),
-    )
-    parameters = job.part_parameters(model)
+    parts = {
+        "attention": transformer.attention(model, job, code),
+        "window": transformer.attention(model, job, code, model.window),
+        "mlp": transformer.mlp(model, job, code),
+        "embedding": transformer.embedding(model, job, code),
+        "loss": transformer.head(model, job, code),
+    }
+    parameters = job.trained_parameters(model)
     how = code.implementation
     dispatch = Dispatch.of(model, job, cluster)
     experts = {"mlp": job.expert_parameters(model)} if model.experts > 1 else {}
-    return {
-        part.name: _step(part, parameters[part.name], experts.get(part.name, 0.0), dispatch, job, cluster, machine, how)
-        for part in parts
-    }
+
+    def steps(job: Job) -> dict[str, Step]:
+        return {
+            name: _step(part, parameters[name], experts.get(name, 0.0), dispatch, job, cluster, machine, how)
+            for name, part in parts.items()
+        }
+
+    kept = job.replace(recompute="none", recompute_every=1)
+    others = {name + KEPT: step for name, step in steps(kept).items()} if job.recompute_every > 1 else {}
+    return {**steps(job), **others}
 
 
 def _loss(model: Transformer, job: Job) -> str:
@@ -143,18 +150,20 @@ def _loss(model: Transformer, job: Job) -> str:
 def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     """What runs the layers, by the names that job and model give."""
     implementation = implementations()[job.implemented_by(model)]
-    rates = 0.0, 0.0
+    rates = window_rates = 0.0, 0.0
     if job.flash(model):
         name, head = job.attention_kernel(model), model.head
         kernel = attention_kernels()[name]
         # A ring's kernels see one rank's part of the keys.
         tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
         rates = kernel.rates(machine.device, name, job.precision, tokens, head)
+        window_rates = kernel.rates(machine.device, name, job.precision, tokens, head, model.window)
     return transformer.Code(
         implementation=implementation,
         cross_entropy=cross_entropies()[_loss(model, job)],
         attention_traffic=machine.software.attention_traffic,
         attention_flops=rates,
+        window_flops=window_rates,
         quantize_kernels=implementation.quantize_kernels.get(machine.device.architecture, 1),
         loss_bytes=machine.software.loss_bytes_per_logit,
     )
@@ -182,14 +191,17 @@ def _step(
     captures = how.captures and dispatch.is_flex and job.ep > 1 and job.recompute != "full"
     full = job.recompute == "full" and part.name in ("attention", "mlp")
     recomputed = part.recomputed if job.recompute == "selective" else part.forward[:0]
+    if job.recompute == "pointwise":
+        recomputed = part.pointwise
     if job.recompute == "operators" and part.name in ("attention", "mlp"):
         # Attention (the kernel with a rate of its own) is stored, and every other product: half a product each.
-        recomputed = part.forward[part.forward[:, 5] == 0] * [0.5, 1, 1, 1, 1, 1, 1]
+        recomputed = part.forward[part.forward[:, 5] == 0] * ([0.5] + [1] * (kernels.COLUMNS - 1))
     if full:
         recomputed = part.forward[: len(part.forward) - part.unneeded] if how.stops_recomputing_early else part.forward
     backward = part.backward
     if job.zero == 3 and job.dp > 1:
         backward = np.concatenate([backward, [kernels.memory(_flat_gradient_bytes(job) * parameters)]])
+    for_weights = part.backward[part.backward[:, -1] > 0]
     captured = [count - 1 if count and captures else 0 for count in part.captured]
     return Step(
         name=part.name,
@@ -212,6 +224,8 @@ def _step(
         recomputed_kernels=len(recomputed),
         backward_kernels=len(backward) - captured[1],
         looped_kernels=(part.looped[0], part.looped[1] + (part.looped[0] if full else 0)),
+        weights_s=machine.seconds(for_weights),
+        weights_flops=kernels.flops(for_weights),
     )
 
 

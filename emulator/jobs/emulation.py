@@ -57,10 +57,11 @@ class Emulation:
     @property
     def mfu(self) -> float:
         """Model FLOPs, nothing recomputed, as a share of what all accelerators could do at peak. Of causal attention
-        half counts where its kernel skips the other half."""
+        half counts where its kernel skips the other half; frozen weights have no gradients, a third of all."""
         job, model = self.plan.job, self.plan.model
         skips = isinstance(model, Transformer) and job.flash(model)
         flops = model.flops_per_sample(job.sample_tokens(model), skips) * job.global_batch
+        flops *= 2 / 3 if job.lora else 1.0
         return flops / self.iteration_s / (job.gpus * self.plan.cluster.device.peak(job.precision))
 
     @property

@@ -127,7 +127,11 @@ def _unlike(model: Transformer, job: Job, cluster: Cluster) -> str:
         return f"experts on {cluster.device.title}"
     if job.allreduce not in ("auto", "ring", "tree"):
         return f"all-reduce {job.allreduce}"
-    if job.schedule in ("gpipe", "axonn"):
+    if job.lora:
+        return "LoRA"
+    if job.precision == "nvfp4":
+        return f"precision {job.precision}"
+    if job.schedule in ("gpipe", "axonn", "zb-h1"):
         return f"schedule {job.schedule}"
     return ""
 

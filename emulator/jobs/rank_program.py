@@ -20,6 +20,7 @@ from emulator.jobs.units import Units
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.graph import NO_MICRO_BATCH, Collective, Kind
 from emulator.jobs.workload.models import Transformer
+from emulator.jobs.workload.schedules import WEIGHTS as OF_WEIGHTS
 from emulator.jobs.workload.schedules import passes
 
 STREAMS = ("compute", "from before", "to next", "from next", "to before", "gradients", "weights")
@@ -62,17 +63,21 @@ class Rank:
         self.returned: dict[int, int] = {}
         """Micro-batch → the op of the first stage that ends its backward pass."""
         self.templates: dict[tuple[int, int], tuple[Ops, dict[int, int]]] = {}
-        op_table.budget.check_ops(2 * self.job.micro_batches * self.job.virtual_stages)
+        op_table.budget.check_ops(
+            (3 if self.job.splits_backward else 2) * self.job.micro_batches * self.job.virtual_stages
+        )
         order = passes(self.job, number)
         first_of_last = len(order) - self.job.virtual_stages
         for i, (forward, micro_batch, piece) in enumerate(map(np.ndarray.tolist, order)):
-            is_last = not forward and i >= first_of_last
+            is_last = forward != 1 and i >= first_of_last
             if not is_last and self._repeated(forward, micro_batch, piece):
                 continue
             self.block.cut()
             if self.job.zero == 3 and self.job.dp > 1:
                 self.units = Units(self, self.pieces[piece], bool(forward), self.units)
-            if forward:
+            if forward == OF_WEIGHTS:
+                self._weights(self.pieces[piece], micro_batch, is_last)
+            elif forward:
                 self._forward(micro_batch, piece)
             else:
                 self._backward(micro_batch, piece, is_last)
@@ -191,6 +196,15 @@ class Rank:
         if virtual > 0:
             self._hand(TO_BEFORE, BACKWARDS, virtual - 1, micro_batch, Kind.SEND, (last,))
 
+    def _weights(self, steps: tuple[Step, ...], micro_batch: int, is_last: bool) -> None:
+        """Gradients of weights, for which the backward pass has left what they need."""
+        for step in reversed(steps):
+            seconds = step.weights_s * self.stage.stretch
+            own = self._compute(f"{step.name} weight gradients", seconds, micro_batch, flops=step.weights_flops)
+            if is_last:
+                self.done.append((step, own))
+            self.last_backward = own
+
     def _hand(
         self, stream: int, to: int, boundary: int, micro_batch: int, kind: Kind, after: tuple[int, ...] = ()
     ) -> int:
@@ -257,8 +271,11 @@ class Rank:
                 if self.units is not None:
                     after = (*after, *self.units.enter(number, micro_batch))
                 seconds = step.backward_s + (0.0 if step.recomputes_all else step.recompute_s)
+                flops = step.backward_flops
+                if self.job.splits_backward:
+                    seconds, flops = seconds - step.weights_s, flops - step.weights_flops
                 seconds *= self.stage.stretch
-                own = self._compute(f"{step.name} backward", seconds, micro_batch, after, flops=step.backward_flops)
+                own = self._compute(f"{step.name} backward", seconds, micro_batch, after, flops=flops)
                 last = self._communicate_after(step, micro_batch, own, is_forward=False)
                 if step.exchange_bytes:
                     last = self._all_to_all(step, micro_batch, (last,))

@@ -109,7 +109,8 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
             return -1  # narrow lanes can only be summed
         # Of half precision every rank's part is needed.
         has_all = size == wire_format.SPARSE | _size_code(job.payload) or (is_large and rest > 0)
-        if op >= wire_format.OP_SUM_FLOAT16 and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
+        is_half = op >= wire_format.OP_SUM_FLOAT16
+        if is_half and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
             return -1
         if is_large:
             return rest if _fits_large(job, rest) else -1

@@ -33,6 +33,7 @@ CHOICES = {
     "allreduce": tuple(ALGORITHMS),
     "hierarchy": tuple(HIERARCHIES),
     "cp_exchange": jobs.CP_EXCHANGES,
+    "lora_targets": jobs.LORA_TARGETS,
 }
 
 

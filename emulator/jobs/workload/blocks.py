@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from emulator.jobs.workload.implementations import implementations
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.lifetimes import Block
 from emulator.jobs.workload.models import Transformer
@@ -57,7 +58,10 @@ class _Sizes:
 
 def gradient_bytes(job: Job) -> float:
     """Of a gradient as backward writes it. What is sharded has the dtype of the gathered weights and is cast when it is
-    reduced; else gradients are added up in the dtype in which they travel."""
+    reduced; else gradients are added up in the dtype in which they travel. Frozen weights have none, and those of
+    adapters are too small to count here."""
+    if job.lora:
+        return 0.0
     return float(job.element_bytes if job.zero >= 2 else max(job.gradient_bytes, job.element_bytes))
 
 
@@ -76,15 +80,18 @@ class _Layer:
 
     def norm(self, x: int) -> int:
         size, weight = self.size, self.size.gradient * self.model.hidden * (2 if self.model.biases else 1)
-        return self.block.add(x, size.whole, keeps="in", extra=size.statistics, weight=weight)
+        return self.block.add(x, size.whole, keeps="in", extra=size.statistics, weight=weight, part="pointwise")
 
-    def product(self, x: int, size: float, parameters: float, *, from_whole: bool = False) -> int:
+    def product(self, x: int, size: float, parameters: float, *, from_whole: bool = False, is_qkv: bool = False) -> int:
         """A linear layer. `from_whole`: its input is split over tokens; what is gathered of it is not kept, but
-        gathered again for the weights' gradient."""
+        gathered again for the weights' gradient. Frozen weights without an adapter need no input again."""
         gathers = from_whole and self.job.sequence_parallel and not self.how.keeps_gathered
         scratch = self.size.gathered if gathers else 0.0
         weight = self.size.gradient * parameters
-        return self.block.add(x, size, keeps="in", weight=weight, scratch=scratch, scratch_back=scratch, part="product")
+        keeps = "in" if not self.job.lora or is_qkv or self.job.lora_targets == "all" else ""
+        return self.block.add(
+            x, size, keeps=keeps, weight=weight, scratch=scratch, scratch_back=scratch, part="product"
+        )
 
     def gathered(self, x: int) -> int:
         """All tokens, where sequence parallelism has split them and the gathered tensor is kept."""
@@ -109,11 +116,12 @@ class _Layer:
         a = self.gathered(self.norm(x))
         if self.model.learned_positions:
             size_qkv = size.heads + 2 * size.keys
-            joint = self.product(a, size_qkv, (model.hidden + biased) * (width + 2 * keys), from_whole=True)
+            parameters = (model.hidden + biased) * (width + 2 * keys)
+            joint = self.product(a, size_qkv, parameters, from_whole=True, is_qkv=True)
             heads: tuple[int, ...] = (joint,)
         else:
-            q = self.product(a, size.heads, model.hidden * width, from_whole=True)
-            k, v = (self.product(a, size.keys, model.hidden * keys, from_whole=True) for _ in range(2))
+            q = self.product(a, size.heads, model.hidden * width, from_whole=True, is_qkv=True)
+            k, v = (self.product(a, size.keys, model.hidden * keys, from_whole=True, is_qkv=True) for _ in range(2))
             heads = (self.rotated(q, size.heads), self.rotated(k, size.keys), v)
             if self.how.repeats_keys and model.key_heads < model.heads:
                 heads = (heads[0], *(self.block.add(one, size.heads) for one in heads[1:]))
@@ -179,12 +187,14 @@ class _Layer:
             m = block.add(m, chosen, weight=size.gradient * model.hidden * model.experts, keeps="in")
         if not model.gated:
             up = self.product(m, size.inner, matrix + bias, from_whole=not is_routed)
-            active = block.add(up, size.inner, keeps="in")
+            active = block.add(up, size.inner, keeps="in", part="pointwise")
         else:
             gate, up = (self.product(m, size.inner, matrix + bias, from_whole=not is_routed) for _ in ("gate", "up"))
+            if model.clamped and implementations()[self.job.implemented_by(model)].clamped:
+                gate, up = (block.add(one, size.inner, keeps="in", part="pointwise") for one in (gate, up))
             if not self.how.joins_gate:
-                gate = block.add(gate, size.inner, keeps="in")
-            active = block.add((gate, up), size.inner, keeps="in")
+                gate = block.add(gate, size.inner, keeps="in", part="pointwise")
+            active = block.add((gate, up), size.inner, keeps="in", part="pointwise")
         out = size.gathered * (model.experts_per_token * sharing / self.job.tp if is_routed else 1)
         down = self.product(active, out, matrix + (model.hidden * (routed + shared) if model.biases else 0))
         if is_routed:
@@ -194,8 +204,8 @@ class _Layer:
 
 def layer(model: Transformer, job: Job) -> Block:
     """One layer, checkpointed as the job asks: "selective" runs scores to context again (Korthikanti et al., section
-    5), "full" everything, "operators" everything but attention and every other product (torchtitan's
-    selective_ac_option "op")."""
+    5), "pointwise" norms and the MLP's activation (Megatron-Core's --recompute-modules layernorm moe_act), "full"
+    everything, "operators" everything but attention and every other product (torchtitan's selective_ac_option "op")."""
     writer = _Layer(model, job)
     writer.mlp(writer.attention(0))
     block = writer.block
@@ -203,6 +213,9 @@ def layer(model: Transformer, job: Job) -> Block:
         return block.checkpoint()
     if job.recompute == "selective" and not job.flash(model):
         return block.checkpoint(writer.inside)
+    if job.recompute == "pointwise":
+        again = {op.output for op in block.ops if op.part == "pointwise"}
+        return block.checkpoint(stored={tensor for op in block.ops for tensor in op.keeps} - again)
     if job.recompute == "operators":
         products = [op.output for op in block.ops if op.part == "product"]
         return block.checkpoint(

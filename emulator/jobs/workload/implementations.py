@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator import datafile
-from emulator.cluster.accelerator import Accelerator
+from emulator.cluster.accelerator import Accelerator, unquantized
 from switchml.errors import ConfigError
 
 DATA = Path(__file__).parent / "data"
@@ -40,6 +40,9 @@ class Implementation:
     gated: Sweeps
     """The same with a gate."""
     gated_back: Sweeps
+    clamped: Sweeps
+    """Besides, where what goes into it is clamped: by operators that one function starts one after the other."""
+    clamped_back: Sweeps
     rotary: Sweeps
     """On queries and keys."""
     rotary_back: Sweeps
@@ -86,7 +89,8 @@ class Implementation:
     expert, but the last joins all."""
     expert_bias_back: Sweeps = ()
     quantize_kernels: dict[str, int] = field(default_factory=dict)
-    """In fp8, that quantize what goes into an expert's product, by architecture: with "streams", for each expert."""
+    """In fp8, mxfp8 and nvfp4, that quantize what goes into an expert's product, by architecture: with "streams", for
+    each expert."""
     head_multiple: int = 1
     """What a head's size has to be a multiple of for a fused kernel of attention; others keep scores in memory."""
     routing_kernels: tuple[int, int] = (0, 0)
@@ -98,6 +102,8 @@ class Implementation:
     gradient_bytes: dict[str, int] = field(default_factory=dict)
     """Of a gradient that is added up and all-reduced, by precision, unless a job says otherwise; else those of a
     weight, 2 in half precision. FSDP has its own."""
+    vocabulary_multiple: int = 1
+    """Columns of the projection onto the vocabulary on each tensor-parallel rank are padded to a multiple of."""
     bucket_parameters: tuple[float, float] = (0.0, 0.0)
     """In a bucket of gradients: so many, and so many for each data-parallel rank, whichever is more; zeros: DDP's
     `bucket_cap_mb`, DDP_BUCKET_BYTES."""
@@ -145,8 +151,17 @@ def cross_entropies() -> dict[str, CrossEntropy]:
 UNFUSED = "unfused"
 FLASH = "flash"
 """Name of the kernel in use today: FlashAttention-2."""
+BLOCK = 128
+"""Queries that a block of FlashAttention's kernels takes, or keys backward (flash_fwd_launch_template.h,
+flash_bwd_launch_template.h)."""
 WIDE_HEAD = 96
 """From here on a padded head counts as one of 128; below, as one of 64."""
+
+
+def attended(tokens: float, window: int = 0) -> float:
+    """Pairs of a query and a key that causal attention over so many tokens has: the sum of min(i, window) over the
+    i-th token, or half of all where no window is shorter."""
+    return window * (tokens - (window - 1) / 2) if 0 < window < tokens else tokens**2 / 2
 
 
 @dataclass(frozen=True)
@@ -169,10 +184,14 @@ class AttentionKernel:
         """The size that a head is computed as."""
         return next((size for size in self.heads if size >= head), head)
 
-    def rates(self, device: Accelerator, name: str, precision: str, tokens: int, head: int) -> tuple[float, float]:
-        """FLOP/s forward and backward on causal sequences of so many tokens, neither the upper triangle nor what pads a
-        head counted; at most
-        what a matrix product reaches. Raises ConfigError where the kernel does not run."""
+    def rates(
+        self, device: Accelerator, name: str, precision: str, tokens: int, head: int, window: int = 0
+    ) -> tuple[float, float]:
+        """FLOP/s forward and backward on causal sequences of so many tokens; neither the upper triangle counts, nor
+        what is outside of a sliding `window` (0: none), nor what pads a head. At most what a matrix product reaches.
+        Raises ConfigError where the kernel does not run.
+
+        With a window a query's keys are as few as in short sequences, and they end inside blocks on both sides."""
         if self.architectures and device.architecture and device.architecture not in self.architectures:
             raise ConfigError(
                 f"attention {name}: {self.title} runs on {' and '.join(self.architectures)}, {device.title} is "
@@ -180,8 +199,11 @@ class AttentionKernel:
             )
         both = device.attention_flops.get(name, self.share * device.flash_rate(precision))
         padded = self.padded(head)
-        both *= tokens / (tokens + self.half_length) * (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
-        most = device.matmul_share * device.peak("bf16" if precision == "fp8" else precision)
+        both *= (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
+        is_windowed = 0 < window < tokens
+        length = 2 * attended(tokens, window) / tokens  # of a sequence whose mean query has as many keys
+        both *= length / (length + self.half_length + (BLOCK if is_windowed else 0))
+        most = device.matmul_share * device.peak(unquantized(precision))
         return min(both * self.forward, most), min(both * self.backward, most)
 
 

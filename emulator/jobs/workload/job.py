@@ -17,17 +17,20 @@ from emulator.jobs.workload.implementations import (
     cross_entropies,
     implementations,
 )
-from emulator.jobs.workload.models import LayerTable, Model, Transformer
+from emulator.jobs.workload.models import LAYERS, LayerTable, Model, Transformer
 from emulator.jobs.workload.sharding import Sharding
 from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn", "zb-h1")
 DISPATCHERS = ("", "all-to-all", "flex")
 CP_EXCHANGES = ("ring", "all-to-all")
-RECOMPUTE = ("none", "selective", "operators", "full")
-PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
+RECOMPUTE = ("none", "selective", "pointwise", "operators", "full")
+PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd")
+LORA_TARGETS = ("qkv", "all")
+KEPT = " kept"
+"""Ends the name of a part of a layer that is not checkpointed, where others are."""
 RANKS = Range(1, 1_000_000)
 
 
@@ -72,7 +75,19 @@ class Job(Ranged):
     schedule: str = "1f1b"
     virtual_stages: int = number(Range(1, 10_000), 1)
     """Pieces of the model on each stage (interleaved)."""
+    counts_embedding: bool = False
+    """The embedding counts as a layer where layers are split over stages, so that it may have one, or a piece, of its
+    own (Megatron's --account-for-embedding-in-pipeline-split)."""
+    counts_loss: bool = False
+    """The same of the projection onto the vocabulary, with the loss (--account-for-loss-in-pipeline-split)."""
     recompute: str = "none"
+    recompute_every: int = number(Range(1, LAYERS.most), 1)
+    """Of the layers on a stage, every so many-th is checkpointed with `recompute` full, the others keep what they need
+    (torchtitan's selective_ac_option N: torchtitan/distributed/activation_checkpoint.py)."""
+    lora: int = number(Range(0, 100_000), 0)
+    """Rank of the adapters that are trained in the place of weights (LoRA: Hu et al., 2021); 0: all weights are."""
+    lora_targets: str = "qkv"
+    """Which linear layers have one: "qkv", the products of queries, keys and values, or "all" of a layer."""
     precision: str = "fp16"
     optimizer: str = "adam"
     gradient_bytes: int = number(Range(1, 8), 2)
@@ -108,6 +123,7 @@ class Job(Ranged):
             ("hierarchy", HIERARCHIES),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),
+            ("lora_targets", LORA_TARGETS),
             ("attention", ("", *attention_names())),
             ("implementation", ("", *implementations())),
             ("cross_entropy", ("", *cross_entropies())),
@@ -122,6 +138,17 @@ class Job(Ranged):
             )
         if self.cp > 1 and self.pp > 1 and self.schedule == "axonn":
             raise ConfigError("context parallelism is not modelled on message-driven stages; take schedule 1f1b")
+        if self.lora and self.zero == 3:
+            raise ConfigError("zero 3 shards weights and gradients alike, LoRA trains few of them; take zero 0 to 2")
+        if self.lora and self.lora_targets == "all" and self.tp > 1:
+            raise ConfigError(
+                "what adapters of row-parallel layers exchange is not modelled: take lora-targets qkv, or tp 1"
+            )
+        if self.recompute_every > 1 and self.recompute != "full":
+            raise ConfigError(
+                f"recompute-every {self.recompute_every} says which layers are checkpointed: take recompute full, not "
+                f"{self.recompute}"
+            )
         if self.async_tp and not self.sequence_parallel:
             raise ConfigError("async-tp cuts the exchanges of sequence parallelism: take sequence-parallel")
         if self.batch and self.batch % (self.replicas * self.micro_batch):
@@ -138,8 +165,8 @@ class Job(Ranged):
                 f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); "
                 f"this job has {self.micro_batches}"
             )
-        if self.zero == 3 and self.pp > 1 and self.schedule == "axonn":
-            raise ConfigError("zero 3 is not modelled on message-driven stages; take schedule 1f1b")
+        if self.zero == 3 and self.pp > 1 and self.schedule in ("axonn", "zb-h1"):
+            raise ConfigError(f"zero 3 is not modelled with schedule {self.schedule}; take schedule 1f1b")
         if self.fsdp != Sharding() and self.zero < 3:
             raise ConfigError(f"fsdp's settings describe sharded weights: take zero 3, not {self.zero}")
         if self.fsdp.group and self.dp % self.fsdp.group:
@@ -168,6 +195,11 @@ class Job(Ranged):
             )
         if self.overlap_experts and self.pp > 1 and self.virtual_stages == 1:
             raise ConfigError("overlap-experts in a pipeline needs virtual-stages of at least 2, as in Megatron-Core")
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are made in passes of their own."""
+        return self.schedule == "zb-h1" and self.pp > 1
 
     @property
     def stage_ranks(self) -> int:
@@ -217,31 +249,68 @@ class Job(Ranged):
         """Of a sample on one rank: context-parallel ranks share them."""
         return self.sample_tokens(model) // self.cp
 
+    def pieces(self, model: Transformer, stage: int) -> list[range]:
+        """Layers of each piece of `stage`, from 0: where they don't divide evenly, the first pieces of the model have
+        one more, as the last one has the loss. Where embedding or loss count as layers, they do here, too."""
+        places = model.layers + self.counts_embedding + self.counts_loss
+        each, more = divmod(places, self.pp * self.virtual_stages)
+
+        def start(piece: int) -> int:
+            place = each * piece + min(piece, more)
+            return min(max(place - self.counts_embedding, 0), model.layers)
+
+        return [range(start(piece), start(piece + 1)) for piece in range(stage, self.pp * self.virtual_stages, self.pp)]
+
     def piece_layers(self, model: Transformer, stage: int) -> list[int]:
-        """Of each piece of `stage`: where they don't divide evenly, the first pieces of the model have one more, as
-        the last one has the loss."""
-        each, more = divmod(model.layers, self.pp * self.virtual_stages)
-        return [each + (piece * self.pp + stage < more) for piece in range(self.virtual_stages)]
+        """How many those are."""
+        return [len(layers) for layers in self.pieces(model, stage)]
 
     def layers(self, model: Transformer, stage: int) -> int:
         """Of `stage`, all its pieces."""
         return sum(self.piece_layers(model, stage))
 
     def parts(self, model: Transformer, stage: int) -> list[str]:
-        """What `stage` consists of, in the order of forward."""
+        """What `stage` consists of, in the order of forward. "window": attention in a sliding window."""
         first = ["embedding"] if stage == 0 else []
         last = ["loss"] if stage == self.pp - 1 else []
-        return [*first, *["attention", "mlp"] * self.layers(model, stage), *last]
+        numbers = [layer for piece in self.pieces(model, stage) for layer in piece]
+        layers = [
+            part + ("" if self.checkpoints(number) else KEPT)
+            for number, layer in enumerate(numbers)
+            for part in ("window" if model.is_windowed(layer) else "attention", "mlp")
+        ]
+        return [*first, *layers, *last]
+
+    def checkpoints(self, number: int) -> bool:
+        """Whether the layer `number` of a stage, from 0, is treated as `recompute` says; else it keeps all it needs."""
+        return (number + 1) % self.recompute_every == 0
 
     def part_parameters(self, model: Transformer) -> dict[str, float]:
         """Of one rank, by name of a part. A last stage of its own holds a copy of a tied embedding."""
         holds_copy = model.tied_embedding and self.pp > 1
         return {
             "attention": model.attention_parameters / self.tp,
+            "window": model.attention_parameters / self.tp,
             "mlp": (model.mlp_parameters - model.routed_parameters) / self.tp + self.expert_parameters(model),
             "embedding": model.embedding_parameters / self.tp,
             "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,
         }
+
+    def adapter_parameters(self, model: Transformer) -> dict[str, float]:
+        """Of one rank's adapters in a layer, by name of a part: two matrices of `lora` columns for each linear layer
+        that has one."""
+        qkv = model.hidden + model.query_width + 2 * model.key_width
+        others = {"attention": 0, "mlp": 0}
+        if self.lora_targets == "all":
+            up = (2 if model.gated else 1) * model.width
+            others = {"attention": model.query_width + model.hidden, "mlp": 2 * model.hidden + up + model.width}
+        attention = self.lora * (qkv / self.tp + others["attention"])
+        return {"attention": attention, "window": attention, "mlp": float(self.lora * others["mlp"])}
+
+    def trained_parameters(self, model: Transformer) -> dict[str, float]:
+        """Of one rank, by name of a part: those that have gradients."""
+        whole = self.part_parameters(model)
+        return {**dict.fromkeys(whole, 0.0), **self.adapter_parameters(model)} if self.lora else whole
 
     def expert_parameters(self, model: Transformer) -> float:
         """Of one rank, in a layer: those of the experts that tokens choose from."""
@@ -256,10 +325,10 @@ class Job(Ranged):
         over the ranks that hold the same."""
         return dense / (self.fsdp.group or self.dp) + experts / self.expert_dp
 
-    def stage_parameters(self, model: Transformer, stage: int) -> float:
-        """Of one rank of `stage`."""
-        of = self.part_parameters(model)
-        return sum(of[part] for part in self.parts(model, stage))
+    def stage_parameters(self, model: Transformer, stage: int, *, trained: bool = False) -> float:
+        """Of one rank of `stage`, without adapters, or those that are `trained`."""
+        of = self.trained_parameters(model) if trained else self.part_parameters(model)
+        return sum(of[part.removesuffix(KEPT)] for part in self.parts(model, stage))
 
     @property
     def element_bytes(self) -> int:
@@ -307,15 +376,28 @@ class Job(Ranged):
                     f"piece, but pp is {self.pp}"
                     + (f" in {self.virtual_stages} pieces" if self.virtual_stages > 1 else "")
                 )
-            if self.recompute in ("selective", "operators") or self.sequence_parallel:
+            if self.splits_backward:
+                raise ConfigError(
+                    f"{model.name} is a table of layers, which doesn't say what of backward makes gradients of "
+                    f"weights; schedule {self.schedule} needs a transformer"
+                )
+            if self.counts_embedding or self.counts_loss:
+                raise ConfigError(f"{model.name} is no transformer: it has no embedding or loss to count as a layer")
+            if self.lora:
+                raise ConfigError(f"{model.name} is no transformer: LoRA's adapters are of its linear layers")
+            if self.recompute_every > 1:
+                raise ConfigError(f"{model.name} is no transformer: recompute-every chooses among equal layers")
+            if self.recompute in ("selective", "pointwise", "operators") or self.sequence_parallel:
                 raise ConfigError(
                     f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
                 )
             return
         pieces = self.pp * self.virtual_stages
-        if pieces > model.layers:
+        if pieces > model.layers + self.counts_embedding + self.counts_loss:
             what = "stages" if self.virtual_stages == 1 else "pieces (pp x virtual stages)"
-            raise ConfigError(f"{model.name}'s {model.layers} layers can't be split into {pieces} {what}")
+            counted = {"the embedding": self.counts_embedding, "the loss": self.counts_loss}
+            besides = "".join(f" and {name}" for name, is_counted in counted.items() if is_counted)
+            raise ConfigError(f"{model.name}'s {model.layers} layers{besides} can't be split into {pieces} {what}")
         if self.sample_tokens(model) % self.cp:
             raise ConfigError(f"{self.sample_tokens(model)} tokens can't be split over cp {self.cp}")
         if self.cp_exchange == "all-to-all" and (model.heads // self.tp) % self.cp:
@@ -324,6 +406,8 @@ class Job(Ranged):
             raise ConfigError(
                 f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}"
             )
+        if self.lora and (model.experts > 1 or model.kv_rank):
+            raise ConfigError(f"{model.name} has experts or latent attention, whose adapters (lora) are not modelled")
         if self.etp and model.experts == 1:
             raise ConfigError(f"etp {self.etp} splits experts, and {model.name} has none")
         if model.experts % self.ep:
@@ -332,6 +416,11 @@ class Job(Ranged):
             raise ConfigError("sequence parallelism splits over tensor-parallel ranks, but tp is 1")
         if self.sequence_parallel and self.tokens(model) % self.tp:
             raise ConfigError(f"{self.tokens(model)} tokens can't be split over tp {self.tp}")
+
+    @property
+    def recomputation(self) -> str:
+        """In words."""
+        return self.recompute + (f", 1 layer in {self.recompute_every}" if self.recompute_every > 1 else "")
 
     def replace(self, **changes: Any) -> Job:
         """A copy with other values, checked again."""

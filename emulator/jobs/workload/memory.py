@@ -6,8 +6,9 @@ allocates and frees (`lifetimes.py`, `blocks.py`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from emulator.cluster.accelerator import QUANTIZED_BYTES
 from emulator.jobs.workload import blocks
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.lifetimes import ACTIVATIONS, CACHED, GRADIENTS, TEMPORARY, Span, change
@@ -73,11 +74,13 @@ class Memory:
 
 def memory(model: Model, job: Job) -> Memory:
     """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last
-    one, whichever is more. Raises ConfigError where the model can't be split as the job asks."""
+    one, whichever is more; or the second, where the embedding takes a layer's place on the first. Raises ConfigError
+    where the model can't be split as the job asks."""
     job.fit(model)
     if isinstance(model, LayerTable):
         return max((_table_memory(model.part(stage), job, stage) for stage in range(job.pp)), key=lambda one: one.total)
-    return max((_stage_memory(model, job, stage) for stage in {0, job.pp - 1}), key=lambda one: one.total)
+    stages = {0, job.pp - 1, 1 if job.counts_embedding else 0}
+    return max((_stage_memory(model, job, stage) for stage in stages), key=lambda one: one.total)
 
 
 def _table_memory(layers: LayerTable, job: Job, stage: int) -> Memory:
@@ -145,7 +148,7 @@ def _update_bytes(states: _States, largest: float, job: Job, optimizer: str) -> 
 
 
 def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
-    parameters = job.stage_parameters(model, stage)
+    parameters = job.stage_parameters(model, stage, trained=True)
     step = change(ACTIVATIONS, micro_batch_activations(model, job, stage) * (in_flight(job, stage) - 1.0))
     if job.pp > 1 and tensors(model, job).keeps_boundaries:
         boundaries = job.micro_batches + (in_flight(job, stage) if stage < job.pp - 1 else 0.0)
@@ -156,6 +159,9 @@ def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
     step = step.then(_passes(model, job, stage))
     largest = max(model.vocabulary * model.hidden, model.hidden * model.width) / job.tp
     states = _states(parameters, job, job.stage_expert_parameters(model, stage))
+    if job.lora:
+        each = job.element_bytes + 2 * QUANTIZED_BYTES.get(job.precision, 0.0)  # cast once, in both layouts
+        states = replace(states, weights=states.weights + each * job.stage_parameters(model, stage))
     return _at_peak(states, step, largest, job, tensors(model, job).optimizer)
 
 
@@ -219,7 +225,7 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
     of_layer = parameters["attention"] + parameters["mlp"]
     is_first, is_last = stage == 0, stage == job.pp - 1
     root = _Unit.of((parameters["embedding"] if is_first else 0.0) + (parameters["loss"] if is_last else 0.0), job)
-    layers = _Layers(blocks.layer(model, job), count, of_layer, job)
+    layers = _Layers(model, count, of_layer, job)
     # FSDP2 gathers into a buffer in a stream of its own, whose memory serves no other.
     copies = tensors(model, job).gathers_copy
     buffer = max(root.gathered, (1 + job.fsdp.prefetch) * layers.unit.gathered) if copies else 0.0
@@ -233,7 +239,8 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
         head = blocks.head(model, job)
         # The allocator gives blocks whole or cuts them up: those of the layers are too small for the loss's tensors,
         # and half-precision logits leave one that only their gradient fits into.
-        small = _transient(blocks.layer(model, _unshared(model, job)))
+        there = [one for one, layers in _layer_counts(model, job, stage) if layers]
+        small = max((_transient(blocks.layer(model, _unshared(model, one))) for one in there), default=0.0)
         logits = sum(head.sizes[tensor] for tensor in head.held)
         span = span.then(change(CACHED, small), head.forward(), change(CACHED, logits), head.backward(layers.sums))
         span = span.then(change(CACHED, -small - logits))
@@ -242,19 +249,30 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
 
 
 class _Layers:
-    """A stage's equal layers, in units."""
+    """A stage's layers, equal but for their checkpoints, in units."""
 
-    def __init__(self, layer: blocks.Block, count: int, parameters: float, job: Job) -> None:
-        self._there, self._back = layer.forward(), layer.backward(self.sums_of(job))
-        self.sums, self._job, self.boundary = self.sums_of(job), job, layer.sizes[0]
+    def __init__(self, model: Transformer, count: int, parameters: float, job: Job) -> None:
+        self.sums, self._job = self.sums_of(job), job
+        each_layer = [blocks.layer(model, one) for one in _treated(job)]
+        self._there = [layer.forward() for layer in each_layer]
+        self._back = [layer.backward(self.sums) for layer in each_layer]
+        self.boundary = each_layer[0].sizes[0]
         self._reshards = job.fsdp.reshard_after_forward
         each = job.fsdp.unit_layers
         if job.fsdp.unit_parameters:
             each = max(1, math.ceil(job.fsdp.unit_parameters / parameters))
         if job.zero < 2:
-            each = count
+            each = max(count, 1)
         self._counts = [min(each, count - first) for first in range(0, count, each)]
         self.unit = _Unit.of(parameters * min(each, count), job)
+
+    def _run(self, spans: list[Span], unit: int) -> Span:
+        """The layers of a unit, in the order of forward where `spans` are those of it, else in the opposite one."""
+        first, count = sum(self._counts[:unit]), self._counts[unit]
+        if len(spans) == 1:
+            return spans[0].times(count)
+        numbers = range(first, first + count) if spans is self._there else reversed(range(first, first + count))
+        return Span().then(*(spans[not self._job.checkpoints(number)] for number in numbers))
 
     @staticmethod
     def sums_of(job: Job) -> bool:
@@ -264,9 +282,9 @@ class _Layers:
     def forward(self) -> Span:
         """Units are gathered ahead of the one that runs; the last ones stay until backward."""
         span, ahead, last = Span(), self._job.fsdp.prefetch, len(self._counts) - 1
-        for i, count in enumerate(self._counts):
+        for i in range(len(self._counts)):
             coming = min(i + ahead, last) - (min(i - 1 + ahead, last) if i else -1)
-            span = span.then(self.unit.gather(coming), self._there.times(count))
+            span = span.then(self.unit.gather(coming), self._run(self._there, i))
             if self._reshards and i < last:
                 span = span.then(self.unit.gather(-1.0))
         return span
@@ -278,7 +296,7 @@ class _Layers:
             if self._reshards:
                 coming = (max(i + 1 - ahead, 0) if i < last else last) - max(i - ahead, 0)
                 span = span.then(self.unit.gather(coming))
-            span = span.then(self.unit.reduce(self._back.times(self._counts[i]), reduced))
+            span = span.then(self.unit.reduce(self._run(self._back, i), reduced))
             reduced = self.unit.reduced
         return span
 
@@ -287,7 +305,19 @@ def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
     """Bytes that a stage's layers keep of one micro-batch."""
     if isinstance(model, LayerTable):
         return sum(saved for saved, _ in _table_layers(model.part(stage), job))
-    return layer_activations(model, job) * job.layers(model, stage)
+    return sum(layer_activations(model, one) * count for one, count in _layer_counts(model, job, stage))
+
+
+def _treated(job: Job) -> list[Job]:
+    """The job as its checkpointed layers have it, and where others are between them, as those do."""
+    return [job, *([job.replace(recompute="none", recompute_every=1)] if job.recompute_every > 1 else [])]
+
+
+def _layer_counts(model: Transformer, job: Job, stage: int) -> list[tuple[Job, int]]:
+    """For each of these, how many layers of a stage."""
+    layers = job.layers(model, stage)
+    checkpointed = sum(map(job.checkpoints, range(layers)))
+    return list(zip(_treated(job), (checkpointed, layers - checkpointed), strict=False))
 
 
 def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
@@ -295,7 +325,7 @@ def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
     if isinstance(model, LayerTable):
         part = model.part(stage)
         return len(part.layer) if part.tensors_of is None else int(part.tensors_of.sum())
-    return blocks.layer(model, job).kept * job.layers(model, stage)
+    return sum(blocks.layer(model, one).kept * count for one, count in _layer_counts(model, job, stage))
 
 
 def in_flight(job: Job, stage: int) -> float:
@@ -304,6 +334,10 @@ def in_flight(job: Job, stage: int) -> float:
         return 1.0
     if job.schedule == "gpipe":
         return float(job.micro_batches)
+    if job.splits_backward:
+        # What gradients of weights need waits for them: on no stage more than 1F1B's first one has (Qi et al., 2024,
+        # section 2.3).
+        return float(min(job.micro_batches, job.pp))
     if job.schedule == "interleaved" and stage == 0:
         # Korthikanti et al., MLSys 2023, section 4.2.3: L (1 + (p-1)/(p m)) layers on the first stage.
         return min(job.micro_batches, job.pp * (1.0 + (job.pp - 1) / (job.pp * job.virtual_stages)))

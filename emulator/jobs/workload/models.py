@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emulator import datafile
-from emulator.jobs.workload.implementations import attention_names, cross_entropies, implementations
+from emulator.jobs.workload.implementations import attended, attention_names, cross_entropies, implementations
 from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
 from switchml.files import read_text
@@ -58,6 +58,13 @@ class Transformer(Ranged):
     """Layers without experts, with an MLP of `dense_ffn`. They are costed as the others are: in the models that have
     any, a token goes through as many weights in both."""
     dense_ffn: int = number(WIDTH_OR_0, 0)
+    window: int = number(Range(0, 100_000_000), 0)
+    """Tokens that a query attends to in layers with a sliding window, its own among them (`sliding_window` in the
+    config.json of Hugging Face's models); 0: all before it."""
+    full_every: int = number(Range(0, LAYERS.most), 0)
+    """Every so many-th layer attends to all tokens all the same (`sliding_window_pattern`; 2 where `layer_types`
+    alternate); 0: none does. Sinks, a learned logit a head, cost nothing: kernels start the sum of a softmax with
+    them."""
     head_size: int = number(WIDTH_OR_0, 0)
     """Of a head's queries, keys and values; 0: `hidden` / `heads`."""
     head_norms: bool = False
@@ -71,6 +78,8 @@ class Transformer(Ranged):
     scaled_rotary: bool = False
     """Sines and cosines of positions are multiplied by a factor (YaRN's attention factor: Peng et al., 2023, section
     3.4)."""
+    clamped: bool = False
+    """What goes into the gated activation is clamped first (gpt-oss model card, 2025, section 2.2)."""
     tied_embedding: bool = True
     """The projection onto the vocabulary is the embedding again."""
     learned_positions: bool = True
@@ -92,6 +101,12 @@ class Transformer(Ranged):
             )
         if self.dense_layers > self.layers or bool(self.dense_layers) != bool(self.dense_ffn):
             raise ConfigError(f"dense_layers ({self.dense_layers}) and dense_ffn ({self.dense_ffn}) go together")
+        if self.full_every and not self.window:
+            raise ConfigError(
+                f"full_every ({self.full_every}) says which layers have no sliding window; expected a window"
+            )
+        if self.clamped and not self.gated:
+            raise ConfigError("clamped is of a gated activation; expected gated")
         if bool(self.query_rank) != bool(self.kv_rank):
             raise ConfigError("latent attention has both a query_rank and a kv_rank")
         if self.experts_per_token > self.experts:
@@ -113,6 +128,10 @@ class Transformer(Ranged):
     def head(self) -> int:
         """Elements of a head."""
         return self.head_size or self.hidden // self.heads
+
+    def is_windowed(self, layer: int) -> bool:
+        """Whether `layer`, from 0, attends in a sliding window."""
+        return self.window > 0 and not (self.full_every and (layer + 1) % self.full_every == 0)
 
     @property
     def query_width(self) -> int:
@@ -173,13 +192,16 @@ class Transformer(Ranged):
 
     def flops_per_sample(self, sequence: int, skips_future: bool = False) -> float:
         """Model FLOPs of forward and backward for one sequence, nothing recomputed; 2 a multiply-add. Causal attention
-        counts in full (Narayanan et al., SC 2021, appendix), or the half that a kernel computes which `skips_future`
-        tokens."""
+        counts in full (Narayanan et al., SC 2021, appendix), or, with a kernel that `skips_future` tokens, what it
+        computes: half, or what is in the layers' windows."""
         h, f = self.hidden, self.width
         mlp = (3 if self.gated else 2) * h * f * (self.experts_per_token + self.shared_experts)
         scores = 2 * self.query_width + self.heads * self.rotary_size
-        layer = 2.0 * sequence * (self.projections + mlp) + (1.0 if skips_future else 2.0) * sequence**2 * scores
-        return 3.0 * (self.layers * layer + 2.0 * sequence * h * self.vocabulary)
+        windowed = sum(map(self.is_windowed, range(self.layers)))
+        seen = (self.layers - windowed) * attended(sequence) + windowed * attended(sequence, self.window)
+        pairs = seen if skips_future else self.layers * sequence**2
+        layers = self.layers * 2.0 * sequence * (self.projections + mlp) + 2.0 * pairs * scores
+        return 3.0 * (layers + 2.0 * sequence * h * self.vocabulary)
 
 
 @dataclass(frozen=True)

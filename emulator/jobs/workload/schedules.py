@@ -1,10 +1,13 @@
 """In which order a pipeline stage takes its forward and backward passes. A schedule is an array (passes, 3) int32: 1
-for forward or 0 for backward, micro-batch, and which of the stage's pieces of the model (0 without interleaving).
+for forward, 0 for backward or 2 for gradients of weights apart from it, micro-batch, and which of the stage's pieces of
+the model (0 without interleaving).
 """
 
 import numpy as np
 
 from emulator.jobs.workload.job import Job
+
+WEIGHTS = 2
 
 
 def passes(job: Job, stage: int) -> np.ndarray:
@@ -17,7 +20,20 @@ def passes(job: Job, stage: int) -> np.ndarray:
     if job.schedule == "gpipe":  # all forward, then all backward in the opposite order (Huang et al., NeurIPS 2019)
         return np.concatenate([_passes(1, number, 0), _passes(0, number[::-1], 0)])
     # Forward until the pipeline behind is full (PipeDream-flush; Narayanan et al., ICML 2021).
-    return _alternating(_passes(1, number, 0), _passes(0, number, 0), min(stages - stage - 1, count))
+    order = _alternating(_passes(1, number, 0), _passes(0, number, 0), min(stages - stage - 1, count))
+    return _apart(order, min(stage, count)) if job.splits_backward else order
+
+
+def _apart(order: np.ndarray, late: int) -> np.ndarray:
+    """ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 2.3; pytorch,
+    distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble): after each backward pass gradients of weights,
+    those of `late` micro-batches before, and at the end the others. Later stages, whose first backward pass comes
+    sooner, are later with them by as much."""
+    ends = np.cumsum(order[:, 0] == 0)
+    made = _passes(WEIGHTS, np.arange(ends[-1] - late), 0)
+    after = np.searchsorted(ends, np.arange(late + 1, ends[-1] + 1)) + 1
+    left = _passes(WEIGHTS, np.arange(ends[-1] - late, ends[-1]), 0)
+    return np.concatenate([np.insert(order, after, made, axis=0), left])
 
 
 def _interleaved(count: int, stages: int, pieces: int, stage: int) -> np.ndarray:

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.cluster.kernels import at_rate, gemm, looped, memory
-from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps
+from emulator.cluster.accelerator import QUANTIZED_BYTES
+from emulator.cluster.kernels import COLUMNS, at_rate, for_weights, gemm, looped, memory
+from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps, attended
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
 from emulator.jobs.workload.tensors import tensors
+
+HEAD_MULTIPLE = 8
+"""Heads of other sizes are copied into ones padded to a multiple, and the context out of them (flash_attn_interface.py,
+FlashAttnFunc; torch pads likewise, transformers/attention.cpp, pad_last_dim)."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class Code:
     """Memory traffic of the kernels on scores, over what their operands need once; of unfused attention."""
     attention_flops: tuple[float, float]
     """FLOP/s of attention's kernel forward and backward, where scores stay on chip."""
+    window_flops: tuple[float, float]
+    """The same in layers with a sliding window."""
     loss_bytes: float
     """What the shares of a fitted cross entropy are shares of, in bytes a logit."""
     quantize_kernels: int = 1
@@ -45,6 +52,8 @@ class Segment:
     backward: np.ndarray
     recomputed: np.ndarray
     """What selective recomputation runs a second time."""
+    pointwise: np.ndarray
+    """Norm and activation, which pointwise recomputation runs a second time."""
     unneeded: int = 0
     """Kernels at the end of forward that only make the layer's result, which full recomputation may leave out."""
     reduce_bytes: float = 0.0
@@ -63,37 +72,72 @@ class Segment:
 
 
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
-    return np.array(rows, np.float64).reshape(-1, 7)
+    return np.array(rows, np.float64).reshape(-1, COLUMNS)
 
 
 def _products(
-    m: float, n: float, k: float, batch: float, job: Job, code: Code, *, is_router: bool = False, has_bias: bool = False
+    m: float,
+    n: float,
+    k: float,
+    batch: float,
+    job: Job,
+    code: Code,
+    *,
+    is_router: bool = False,
+    has_bias: bool = False,
+    has_adapter: bool = False,
 ) -> tuple[tuple, tuple]:
     """A linear layer (k in, m out) on n tokens, of each of `batch` experts: forward, and backward to inputs and
-    weights, with what adds up gradients. In fp8 each operand is cast, and written transposed as well for the other
-    products (Transformer Engine, cast_transpose)."""
+    weights, with what adds up gradients. In fp8, mxfp8 and nvfp4 each operand is cast, and written transposed as well
+    for the other products (Transformer Engine, cast_transpose); in nvfp4 another kernel finds its maximum before
+    (NVFP4Quantizer)."""
     e, how, half = job.element_bytes, code.implementation, is_router
     if how.experts == "sequential" and batch > 1:
         each = _products(m, n, k, 1, job, code, has_bias=has_bias)
         return each[0] * round(batch), each[1] * round(batch)
-    forward, backward = [gemm(m, n, k, batch, half=half)], [gemm(k, n, m, batch, half=half)]
-    backward.append(gemm(m, k, n, batch, half=half))
+    forward, backward = [gemm(m, n, k, batch, half=half, rows=(k,))], [gemm(k, n, m, batch, half=half, rows=(k, m))]
+    backward.append(for_weights(gemm(m, k, n, batch, half=half, rows=(k, m))))
     if how.weight_back:
-        backward.append(memory(how.weight_back * e * batch * m * k))
+        backward.append(for_weights(memory(how.weight_back * e * batch * m * k)))
     if how.bias_back and has_bias:
-        backward.append(memory(how.bias_back * e * batch * m * n))
-    if job.precision == "fp8" and not half:
+        backward.append(for_weights(memory(how.bias_back * e * batch * m * n)))
+    if job.precision in QUANTIZED_BYTES and not half:
         launches = batch * code.quantize_kernels if how.experts == "streams" and batch > 1 else 1
-        forward = [memory((e + 2) * batch * k * n, launches), memory((e + 2) * batch * m * k), *forward]
-        backward = [memory((e + 2) * batch * m * n, launches), *backward]
+
+        def cast(elements: float, launches: float) -> list[tuple[float, ...]]:
+            maximum = [memory(e * elements, launches)] if job.precision == "nvfp4" else []
+            return [*maximum, memory((e + 2 * QUANTIZED_BYTES[job.precision]) * elements, launches)]
+
+        # Frozen weights are cast once and for all.
+        weights = [] if job.lora else cast(batch * m * k, 0)
+        forward = [*cast(batch * k * n, launches), *weights, *forward]
+        backward = [*cast(batch * m * n, launches), *backward]
+    if job.lora:
+        backward = [row for row in backward if not row[-1]]  # the weights are frozen
+        if has_adapter:
+            own, own_back = _adapter(m, n, k, job)
+            forward, backward = [*forward, *own], [*own_back, *backward, memory(3 * e * n * k)]
     return tuple(forward), tuple(backward)
+
+
+def _adapter(m: float, n: float, k: float, job: Job) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """LoRA's beside a linear layer: down to its rank and up, scaled and added, in half precision. The product down is
+    split over tensor-parallel ranks, and its few results gathered for nothing here (NVIDIA-NeMo/Megatron-Bridge,
+    peft/utils.py, ParallelLinearAdapter)."""
+    e, rank, part = job.element_bytes, job.lora, job.lora / job.tp
+    forward = [gemm(part, n, k, half=True, rows=(k,)), gemm(m, n, rank, half=True, rows=(rank,))]
+    backward = [gemm(rank, n, m, half=True, rows=(rank, m)), for_weights(gemm(m, rank, n, half=True, rows=(rank, m)))]
+    backward += [gemm(k, n, part, half=True, rows=(k, part)), for_weights(gemm(part, k, n, half=True, rows=(k, part)))]
+    scaled = memory(2 * e * m * n)
+    return [*forward, scaled, memory(3 * e * m * n)], [scaled, *backward]
 
 
 def _queries(model: Transformer, tokens: float, k: float, job: Job, code: Code) -> tuple[tuple, tuple]:
     """Queries, keys and values: one product; with latent attention one down, on every rank, and two up again."""
     h, t = model.hidden, job.tp
     if not model.kv_rank:
-        return _products((model.query_width + 2 * k) / t, tokens, h, 1, job, code, has_bias=model.biases)
+        wide = (model.query_width + 2 * k) / t
+        return _products(wide, tokens, h, 1, job, code, has_bias=model.biases, has_adapter=True)
     turned = model.heads * model.rotary_size
     steps = [
         _products(model.query_rank + model.kv_rank + model.rotary_size, tokens, h, 1, job, code),
@@ -114,8 +158,9 @@ def _context_bytes(queries: float, keys: float, job: Job, code: Code) -> tuple[f
     return e * 2 * keys, e * 2 * keys + back
 
 
-def attention(model: Transformer, job: Job, code: Code) -> Segment:
-    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual."""
+def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segment:
+    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. A kernel that keeps scores on
+    chip skips what is outside of a sliding `window` of so many tokens (0: none); others compute it and mask it."""
     how, traffic = code.implementation, code.attention_traffic
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     whole_s = job.sample_tokens(model)
@@ -126,16 +171,23 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
     split = tokens * q / t
     heads = b * model.heads / t
     qkv, qkv_back = _queries(model, tokens, k, job, code)
-    out, out_back = _products(h, tokens, q / t, 1, job, code, has_bias=model.biases)
+    kind: dict[str, bool] = {"has_bias": model.biases, "has_adapter": job.lora_targets == "all"}
+    out, out_back = _products(h, tokens, q / t, 1, job, code, **kind)
     if job.flash(model):
-        forward_flops, backward_flops = code.attention_flops
-        core = [at_rate(forward_flops, s, whole_s / 2, 2 * head, heads)]
-        core_back = [at_rate(backward_flops, s, whole_s / 2, 5 * head, heads)]
+        forward_flops, backward_flops = code.window_flops if window else code.attention_flops
+        seen = attended(whole_s, window) / whole_s  # keys of a mean query
+        core = [at_rate(forward_flops, s, seen, 2 * head, heads)]
+        core_back = [at_rate(backward_flops, s, seen, 5 * head, heads)]
+        if model.head % HEAD_MULTIPLE:
+            core = [memory(2 * e * tokens * (q + 2 * keys) / t), *core, memory(2 * e * split)]
+            core_back = [memory(2 * e * split), *core_back]
     else:
         scores = traffic * heads * s * whole_s
         softmax = [memory(2 * e * scores), memory((2 * e + 1) * scores)]
-        core = [gemm(s, whole_s, head, heads, half=True), *softmax, gemm(s, head, whole_s, heads, half=True)]
-        core_back = [gemm(s, head, whole_s, heads, half=True)] * 2 + [gemm(s, whole_s, head, heads, half=True)] * 2
+        made = gemm(s, whole_s, head, heads, half=True, rows=(head,))
+        used = gemm(s, head, whole_s, heads, half=True, rows=(head, whole_s))
+        core = [made, *softmax, used]
+        core_back = [used] * 2 + [made] * 2
         core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
         if heads % 4:
             # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
@@ -167,7 +219,8 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
     context = _context_bytes(tokens * q / t, tokens * keys / t, job, code) if job.cp > 1 else (0.0, 0.0)
     rows = _rows(*forward), _rows(*backward), _rows(*core)
     captured = len(forward), len(backward)
-    return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context, captured=captured)
+    again = _rows(*_sweeps(how.norm, whole, e))
+    return Segment("attention", *rows, again, reduce_bytes=reduced, context_bytes=context, captured=captured)
 
 
 def mlp(model: Transformer, job: Job, code: Code) -> Segment:
@@ -182,10 +235,17 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     local = model.experts / job.ep
     inner = tokens * sharing / t * model.experts_per_token
     ways = 2 if model.gated else 1
-    up, up_back = _products(ways * f / sharing, inner / local, h, local, job, code, has_bias=model.biases)
-    down, down_back = _products(h, inner / local, f / sharing, local, job, code, has_bias=model.biases)
+    kind: dict[str, bool] = {"has_bias": model.biases, "has_adapter": job.lora_targets == "all"}
+    up, up_back = _products(ways * f / sharing, inner / local, h, local, job, code, **kind)
+    down, down_back = _products(h, inner / local, f / sharing, local, job, code, **kind)
     middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
-    forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / sharing, e)]
+    if model.clamped:
+        middle_back = (*middle_back, *how.clamped_back)
+    norm, active = _sweeps(how.norm, whole, e), _sweeps(middle, inner * f / sharing, e)
+    if model.clamped and how.clamped:
+        each = _sweeps(how.clamped, inner * f / sharing, e)
+        active = [memory(_rows(*each)[:, 4].sum(), len(each)), *active]
+    forward, again = [*norm, *up, *active], _rows(*norm, *active)
     if model.shared_experts:
         shared = model.shared_experts * f
         own_up, own_up_back = _products(ways * shared / t, tokens, h, 1, job, code)
@@ -199,7 +259,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     backward += [*up_back, *_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
     reduced = e * tokens * h if t > 1 else 0.0
     if not has_experts:
-        return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced)
+        return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), again, unneeded, reduced)
     routing, routing_back = _products(model.experts, tokens, h, 1, job, code, is_router=True)
     # Sorted by rank and back; what has come in, by expert and back.
     moves = [memory(2 * e * inner * h)] * (4 if job.ep > 1 and local > 1 else 2)
@@ -215,7 +275,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
         # What comes from other ranks is gathered by those that share an expert: a copy for each chosen expert
         # (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
         reduced = (e * inner * h if sharing > 1 else 0.0) + (reduced if model.shared_experts else 0.0)
-    kernels = _rows(*forward), _rows(*backward), _rows()
+    kernels = _rows(*forward), _rows(*backward), _rows(), again
     captured = len(how.norm) + len(routing) + len(small), len(how.norm_back) + len(routing_back) + len(small_back)
     return Segment("mlp", *kernels, unneeded, reduced, exchanged, model.experts_per_token, loops, captured)
 
@@ -226,15 +286,21 @@ def embedding(model: Transformer, job: Job, code: Code) -> Segment:
     forward, backward = (
         _sweeps(kernels, elements, job.element_bytes) for kernels in (how.embedding, how.embedding_back)
     )
-    return Segment("embedding", _rows(*forward), _rows(*backward), _rows())
+    return Segment(
+        "embedding", _rows(*forward), _rows(*([] if job.lora else map(for_weights, backward))), _rows(), _rows()
+    )
 
 
 def head(model: Transformer, job: Job, code: Code) -> Segment:
     """Projection onto the vocabulary and the loss."""
-    loss, tokens, share = code.cross_entropy, job.micro_batch * job.tokens(model), model.vocabulary / job.tp
-    product = gemm(share, tokens, model.hidden, half=True)
-    product_back = gemm(model.hidden, tokens, share, half=True), gemm(share, model.hidden, tokens, half=True)
+    loss, tokens, h = code.cross_entropy, job.micro_batch * job.tokens(model), model.hidden
+    multiple = code.implementation.vocabulary_multiple * job.tp
+    share = -(-model.vocabulary // multiple) * multiple / job.tp
+    product = gemm(share, tokens, h, half=True, rows=(h,))
+    product_back = [gemm(h, tokens, share, half=True, rows=(h, share))]
+    if not job.lora:
+        product_back.append(for_weights(gemm(share, h, tokens, half=True, rows=(h, share))))
     moved = (code.loss_bytes if loss.is_fitted else 1.0) * tokens * share
     forward = [memory(loss.forward_bytes * moved / loss.forward_kernels)] * loss.forward_kernels
     backward = [memory(loss.backward_bytes * moved / loss.backward_kernels)] * loss.backward_kernels
-    return Segment("loss", _rows(product, *forward), _rows(*product_back, *backward), _rows())
+    return Segment("loss", _rows(product, *forward), _rows(*product_back, *backward), _rows(), _rows())

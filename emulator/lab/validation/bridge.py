@@ -6,9 +6,9 @@ FSDP on torch (NVIDIA-NeMo/Automodel, docs/performance-summary.md, October 2025)
 Left out: rows in nvfp4, on B300 and GB300, of experts with a capacity, of pipelines in more pieces than layers, and in
 26.06 those whose recipe captures whole iterations and fuses the experts' products (cuda_graph_impl full_iteration,
 cutedsl_fused_grouped_mlp). What the pages leave open is as the recipes have it (scripts/performance): dispatchers and
-overlaps, sharded optimizer states, gradients in bf16, routing that is even by force, experts that are not
-tensor-parallel; sequence parallelism and overlapped exchanges wherever there is tensor parallelism, except in mixtures
-of experts on H100.
+overlaps, gpt-oss's norms and activations run again (since November 2025, #1438), sharded optimizer states, gradients in
+bf16, routing that is even by force, experts that are not tensor-parallel; sequence parallelism and overlapped exchanges
+wherever there is tensor parallelism, except in mixtures of experts on H100.
 """
 
 from emulator.jobs.description import Request
@@ -46,7 +46,8 @@ def _published(row: dict[str, str]) -> Published:
         sequence_parallel=tp > 1,
         async_tp=tp > 1 and not (ep > 1 and cluster == "h100-dgx"),
         zero=3 if numbers["fsdp"] else 1,
-        precision="bf16" if row["precision"] == "bf16" else "fp8",
+        precision=row["precision"],
+        recompute="pointwise" if model.startswith("gpt-oss") else "none",
         implementation=row["implementation"],
         dispatcher=row["dispatcher"],
         overlap_experts=row["overlaps"] == "1",

@@ -48,7 +48,12 @@ class Options(TypedDict, total=False):
     zero: int
     schedule: str
     virtual_stages: int
+    counts_embedding: bool
+    counts_loss: bool
     recompute: str
+    recompute_every: int
+    lora: int
+    lora_targets: str
     precision: str
     optimizer: str
     gradient_bytes: int

@@ -43,7 +43,7 @@ def page_of(
         "parallelism": f"tensor {job.tp}, pipeline {job.pp}, data {job.dp}, expert {job.ep}, ZeRO {job.zero}",
         "batch": batch_text(job, emulation.assumed),
         "schedule": job.schedule + (f", {job.virtual_stages} pieces a stage" if job.virtual_stages > 1 else ""),
-        "recomputation": job.recompute,
+        "recomputation": job.recomputation,
         "all-reduce": job.allreduce + (f", {emulation.plan.codec.title}" if emulation.plan.codec else ""),
     }
     settings |= dict(line.split(": ", 1) for line in emulation.request.choice.lines(job))

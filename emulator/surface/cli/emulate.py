@@ -254,7 +254,7 @@ def show(emulation: Any) -> None:
     show_choice(emulation)
     say(
         f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {batch_text(job, emulation.assumed)}, "
-        f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}\n"
+        f"{job.schedule}, recompute {job.recomputation}, all-reduce {job.allreduce}\n"
     )
     table = tables.Table([tables.text(""), tables.number("")])
     whole_s = emulation.iteration_s

@@ -27,7 +27,7 @@ def reference_s(row, device, precision="fp16"):
             waves = math.ceil(batch * math.ceil(m / high) * math.ceil(n / wide) / device.processors)
             multiply = 2 * high * wide / (device.flops[precision] * c.gemm_efficiency / device.processors)
             read = element * (high + wide) / (device.cache_bytes_per_s * c.cache_efficiency / device.processors)
-            best = min(best, waves * max(multiply, read) * (k + c.tile_fill_steps))
+            best = min(best, waves * max(multiply, read) * (32 * math.ceil(k / 32) + c.tile_fill_steps))
     return max(best, moved / (device.memory_bytes_per_s * c.memory_efficiency)) + c.kernel_s
 
 
@@ -36,6 +36,20 @@ def test_kernels_as_in_the_reference(products, moved):
     rows = [kernels.gemm(m, n, k, batch) for batch, m, n, k in products] + [kernels.memory(moved)]
     found = kernels.seconds(np.array(rows), A100, constants())
     assert found == pytest.approx([reference_s(row, A100) for row in rows], rel=1e-9)
+
+
+def start_bytes(rows, element):
+    """Of what power of two rows that follow each other start at multiples, counted row by row; 16 at most."""
+    starts = [element * size * number for size in rows for number in range(16)]
+    return max(each for each in (1, 2, 4, 8, 16) if all(start % each == 0 for start in starts))
+
+
+@given(st.lists(SIZE, min_size=1, max_size=2), st.sampled_from(["fp16", "fp32"]))
+def test_products_of_rows_that_start_anywhere_take_longer(rows, precision):
+    here, aligned = kernels.gemm(512, 4096, 4096, rows=tuple(rows)), kernels.gemm(512, 4096, 4096)
+    own, other = kernels.seconds(np.array([here, aligned]), A100, constants(), precision) - constants().kernel_s
+    is_slow = start_bytes(rows, kernels.ELEMENT_BYTES[precision]) < 16
+    assert own / other == pytest.approx(A100.unaligned_times if is_slow else 1.0)
 
 
 def test_a_few_tiles_more_than_processors_take_another_wave():
@@ -48,6 +62,21 @@ def test_large_product_comes_near_the_sustained_peak():
     rows = np.array([kernels.gemm(8192, 8192, 8192)])
     rate = kernels.flops(rows) / kernels.seconds(rows, A100, constants())[0]
     assert 0.9 < rate / (A100.flops["fp16"] * constants().gemm_efficiency) <= 1.0
+
+
+@pytest.mark.parametrize(("precision", "times"), [("bf16", 1.0), ("fp8", 2.0), ("mxfp8", 2.0), ("nvfp4", 4.0)])
+def test_quantized_products_reach_their_own_peak(precision, times):
+    """A large product is as many times faster as its peak is higher; what stays in half precision is not."""
+    b200 = accelerators()["b200"]
+    rows = np.array([kernels.gemm(16384, 16384, 16384), kernels.gemm(16384, 16384, 16384, half=True)])
+    own_s, half_s = kernels.seconds(rows, b200, constants(), precision) - constants().kernel_s
+    assert half_s / own_s == pytest.approx(times, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_precisions_that_an_accelerator_lacks_are_refused(precision):
+    with pytest.raises(ConfigError, match=f"H100.*has no {precision}; it has"):
+        kernels.seconds(np.array([kernels.gemm(8, 8, 8)]), accelerators()["h100"], constants(), precision)
 
 
 def test_unknown_precision_is_refused():

@@ -24,7 +24,9 @@ from switchml.errors import ConfigError
 
 DGX, NVL72 = clusters.load("h100-dgx"), clusters.load("gb200-nvl72")
 QWEN = models.load("qwen3-30b-a3b")
-CORE = transformer.Code(implementations()["megatron-core"], cross_entropies()["fused"], 1.3, (1e14, 1e14), 100.0)
+CORE = transformer.Code(
+    implementations()["megatron-core"], cross_entropies()["fused"], 1.3, (1e14, 1e14), (5e13, 5e13), 100.0
+)
 
 
 def job(**changes):

@@ -33,6 +33,7 @@ JOBS = {
     "gpipe": Job(gpus=8, tp=2, pp=2, batch=8, schedule="gpipe"),
     "interleaved": Job(gpus=8, tp=2, pp=2, batch=8, schedule="interleaved", virtual_stages=3),
     "axonn": Job(gpus=8, tp=2, pp=2, batch=8, schedule="axonn"),
+    "zb-h1": Job(gpus=8, tp=2, pp=2, batch=8, schedule="zb-h1", recompute="selective"),
     "no overlap": Job(gpus=8, tp=2, pp=2, batch=8, overlap=False),
 }
 
@@ -50,26 +51,42 @@ def test_graphs_make_sense_and_folding_changes_nothing(name):
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("pp", [1, 2])
-def test_the_graph_has_all_flops(recompute, pp):
-    job = Job(gpus=pp, pp=pp, batch=4, recompute=recompute)
+@pytest.mark.parametrize(("pp", "schedule"), [(1, "1f1b"), (2, "1f1b"), (2, "zb-h1"), (1, "zb-h1")])
+def test_the_graph_has_all_flops(recompute, pp, schedule):
+    job = Job(gpus=pp, pp=pp, batch=4, recompute=recompute, schedule=schedule)
     graph, _ = iteration.build(plan(GPT, job, DGX))
     done = graph.op_types.flops[graph.ops.op_type].sum()
     layers = 4 * GPT.layers * (24 * 512 * 1024**2 + 4 * 512**2 * 1024)
     assert done == pytest.approx(4 * GPT.flops_per_sample(512) + (layers if recompute == "full" else 0))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_equal_stages_fill_and_drain_as_the_formula_says(schedule, count):
-    """(m + p - 1) (forward + backward), hand-overs and ends aside."""
+    """(m + p - 1) (forward + backward), hand-overs and ends aside; gradients of weights fill part of it where they are
+    apart."""
     made = plan(GPT, Job(gpus=4, pp=4, batch=count, schedule=schedule), DGX)
     middle = made.stages[1]
     equal = dataclasses.replace(
         made, stages=(middle,) * 4, activation_p2p=dataclasses.replace(made.activation_p2p, fixed_s=0.0, bytes=0.0),
         optimizer_s=(0.0,) * 4, iteration_s=0.0, tied=dataclasses.replace(made.tied, fixed_s=0.0, bytes=0.0),
     )  # fmt: skip
-    assert replayed_s(equal) == pytest.approx((count + 3) * middle.seconds, rel=1e-9)
+    # One micro-batch alone leaves a stage nothing to fill the bubble with but its own gradients of weights.
+    filled_s = (2.0 if count > 1 else 1.0) * middle.weights_s if schedule == "zb-h1" else 0.0
+    assert replayed_s(equal) == pytest.approx((count + 3) * middle.seconds - 3 * filled_s, rel=1e-9)
+
+
+def test_gradients_of_weights_are_a_part_of_backward():
+    """About half of it: each product has two in backward, but attention's have both for its inputs."""
+    for step in plan(GPT, Job(gpus=1), DGX).stages[0].steps:
+        share = step.weights_flops / step.backward_flops if step.backward_flops else 1.0
+        assert share == pytest.approx({"attention": 1 / (2 + 512 / 1024), "embedding": 1.0}.get(step.name, 0.5))
+        assert 0 < step.weights_s <= step.backward_s
+
+
+def test_schedules_that_need_a_transformer_or_whole_weights_say_so():
+    with pytest.raises(ConfigError, match="zero 3 is not modelled with schedule zb-h1"):
+        Job(gpus=4, pp=2, zero=3, schedule="zb-h1")
 
 
 def test_interleaving_shortens_the_bubble():
@@ -85,7 +102,48 @@ def test_layers_that_do_not_divide_evenly():
     assert sum(stage.parameters for stage in made.stages) == pytest.approx(GPT.parameters + 51200 * 1024, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["alone", "tensor", "1f1b", "no overlap"])
+@pytest.mark.parametrize(("pp", "virtual"), [(2, 1), (7, 1), (14, 1), (2, 7), (7, 2)])
+@pytest.mark.parametrize("counted", [(True, True), (True, False), (False, True)])
+def test_embedding_and_loss_take_the_places_of_layers(pp, virtual, counted):
+    """Dealt out one by one: embedding, layers and loss to pieces of as equal sizes as can be, the first ones larger."""
+    places = ["embedding"] * counted[0] + ["layer"] * GPT.layers + ["loss"] * counted[1]
+    pieces = pp * virtual
+    sizes = [len(range(first, len(places), pieces)) for first in range(pieces)]
+    dealt = iter(places)
+    expected = [[next(dealt) for _ in range(size)].count("layer") for size in sizes]
+    job = Job(gpus=pp, pp=pp, batch=14, virtual_stages=virtual, schedule="interleaved" if virtual > 1 else "1f1b")
+    job = job.replace(counts_embedding=counted[0], counts_loss=counted[1])
+    if min(sizes) == 0:
+        with pytest.raises(ConfigError, match="12 layers and the (embedding|loss) can't be split into 14"):
+            job.fit(GPT)
+        return
+    found = {
+        piece: layers
+        for stage in range(pp)
+        for piece, layers in zip(range(stage, pieces, pp), job.pieces(GPT, stage), strict=True)
+    }
+    assert [len(found[piece]) for piece in range(pieces)] == expected
+    assert [layer for piece in range(pieces) for layer in found[piece]] == list(range(GPT.layers))
+    made = plan(GPT, job, DGX)
+    names = [[step.name for step in stage.steps] for stage in made.stages]
+    assert names[0][0] == "embedding" and names[-1][-1] == "loss"
+    graph, costs = iteration.build(made, "none")
+    check(graph)
+    assert graph.works.flops[graph.ops.work].sum() == pytest.approx(14 * GPT.flops_per_sample(512))
+    assert replay(graph, costs).makespan_s >= 14 * max(stage.seconds for stage in made.stages)
+
+
+def test_a_stage_of_the_embedding_alone_holds_no_layers():
+    from emulator.jobs.workload.memory import memory
+
+    job = Job(gpus=14, pp=14, batch=14, counts_embedding=True, counts_loss=True)
+    made = plan(GPT, job, DGX)
+    assert [len(stage.steps) for stage in made.stages] == [1, *[2] * 12, 1]
+    own, plain = memory(GPT, job), memory(GPT, job.replace(gpus=12, pp=12, counts_embedding=False, counts_loss=False))
+    assert own.weights < plain.weights and own.activations < plain.activations
+
+
+@pytest.mark.parametrize("name", ["alone", "tensor", "1f1b", "zb-h1", "no overlap"])
 def test_replay_is_near_the_closed_form(name):
     made = plan(GPT, JOBS[name].replace(overlap=False), DGX)
     assert replayed_s(made) == pytest.approx(closed_form_s(made), rel=0.03)

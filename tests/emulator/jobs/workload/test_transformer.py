@@ -11,7 +11,9 @@ from emulator.jobs.workload.implementations import cross_entropies, implementati
 from emulator.jobs.workload.job import Job
 
 GPT = models.load("gpt3-175b")
-MEGATRON = transformer.Code(implementations()["megatron"], cross_entropies()["megatron"], 1.3, (1e14, 1e14), 100.0)
+MEGATRON = transformer.Code(
+    implementations()["megatron"], cross_entropies()["megatron"], 1.3, (1e14, 1e14), (5e13, 5e13), 100.0
+)
 
 
 def flops(job, model=GPT):
@@ -113,6 +115,55 @@ def test_heads_that_no_fused_kernel_takes_keep_scores_in_memory():
         assert any("multiples of 8, not 132" in line for line in made.assumptions) == (head == 132)
     assert reached[132] / reached[128] == pytest.approx(219 / 370, rel=0.2)
     assert job.replace(implementation="torch").flash(model)
+
+
+def test_a_vocabulary_that_is_no_multiple_of_64_costs_a_quarter():
+    """50,257 tokens in place of 50,304, GPT-2 124M on A100 (Karpathy, nanoGPT, February 2023); Megatron pads it."""
+    from emulator.cluster import cluster as clusters
+    from emulator.jobs.costed import closed_form_s
+    from emulator.jobs.costing import plan
+
+    job = Job(gpus=1, micro_batch=12, batch=480, precision="bf16", attention="fa2")
+
+    def times(implementation):
+        own = job.replace(implementation=implementation)
+        gpts = [dataclasses.replace(models.load("gpt2-124m"), vocabulary=size) for size in (50257, 50304)]
+        odd_s, even_s = (closed_form_s(plan(gpt, own, clusters.load("a100-dgx"))) for gpt in gpts)
+        return odd_s / even_s
+
+    assert times("compiled") == pytest.approx(1.25, rel=0.02)
+    assert times("megatron-core") == pytest.approx(1.0, rel=0.001)
+
+
+def test_heads_that_are_no_multiple_of_8_are_copied_for_a_fused_kernel():
+    """Queries, keys and values into padded ones and the context out of them; backward the context's gradient."""
+    job = Job(gpus=1, micro_batch=2, attention="fa2")
+    odd, even = (dataclasses.replace(GPT, head_size=size) for size in (108, 112))
+    extra = [
+        (len(getattr(transformer.attention(odd, job, MEGATRON), way)))
+        - len(getattr(transformer.attention(even, job, MEGATRON), way))
+        for way in ("forward", "backward")
+    ]
+    assert extra == [2, 1]
+    moved = transformer.attention(odd, job, MEGATRON).forward[:, 4]
+    width = 2 * 2048 * 96 * 108
+    assert {2 * 2 * 3 * width, 2 * 2 * width} <= set(moved.tolist())
+
+
+@pytest.mark.parametrize(
+    ("precision", "read", "written"), [("fp8", 2, 2.0), ("mxfp8", 2, 2 * 33 / 32), ("nvfp4", 4, 2 * (8 + 1) / 16)]
+)
+def test_operands_are_cast_and_transposed(precision, read, written):
+    """Bytes of an element: read once, in nvfp4 twice, as its maximum is needed first; written in both layouts, with a
+    byte for each block of 32 or 16 elements."""
+    llama = models.load("llama3-8b")
+    quantized, plain = (transformer.mlp(llama, Job(gpus=1, precision=each), MEGATRON) for each in (precision, "bf16"))
+    tokens, h, f = llama.sequence, llama.hidden, llama.ffn
+    forward = tokens * h + 2 * f * h + tokens * f + h * f  # inputs and weights of both products
+    backward = tokens * 2 * f + tokens * h  # gradients of their outputs
+    for way, elements in (("forward", forward), ("backward", backward)):
+        moved = getattr(quantized, way)[:, 4].sum() - getattr(plain, way)[:, 4].sum()
+        assert moved == pytest.approx(elements * (read + written))
 
 
 def test_losses_by_implementation():
