@@ -1,5 +1,5 @@
-"""p4/tna through the scenarios of tests/vectors on the model of a Tofino, where that and its compiler are on PATH. What the
-program leaves out is listed in p4/README.md."""
+"""p4/tna through the scenarios of tests/vectors on the model of a Tofino, where that and its compiler are on PATH. What
+the program leaves out is listed in p4/README.md."""
 
 import functools
 import re
