@@ -317,14 +317,15 @@ def test_pool_and_reference_agree(workers, payload, wire, halves, isn, choices):
     ]
     turns = [0, 0]
     for rank, shape, ahead, word, value in choices:
-        size = (4, 4, 5, 7, 6, 4 | payload // 512 + 1, 4 | payload // 512 + 1, payload // 512 + 1)[shape % 8]
+        dense = payload // 512 + 1
+        size = dense if word & 8 else (4, 4, 5, 7, 6, 4 | dense, 4 | dense, dense)[shape % 8]
         columns = (0, 0, 0, 0, 0, 1, 1, 2, 8, 3)[shape // 8 % 10]  # 0: addressed
         rest = {0: payload, 1: 256, 2: 512, 3: 1024}[size & 3] if size != 4 else 0
         if shape > 250:
             rest += 1
         first = (p.CONTRIBUTION | (wire if word % 3 else 0)) << 4 | (8 if value > 200 else 0) | size
         slot, tag = word // 2 % 2, TAG if (ahead ^ value) % 20 else TAG ^ 1
-        seq = (isn + 2 * (turns[slot] + (-1, 0, 0, 0, 0, 0, 1, 2)[ahead % 8]) + slot) % 2**32
+        seq = (isn + 2 * (turns[slot] + (-3, -2, -1, 0, 0, 0, 0, 0, 0, 1, 2)[ahead % 11]) + slot) % 2**32
         data = struct.pack(">BBIHBB", first, columns if size & 4 else ahead, seq, tag, value, word % 2)
         if size & 4:
             op = word // 64 if word % 5 else 5 + value % 5
