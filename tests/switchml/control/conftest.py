@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -89,11 +88,3 @@ class Heard:
             assert self._news.wait_for(lambda: len(self.events) > self._n_returned, timeout_s), "no event came"
             self._n_returned += 1
             return self.events[self._n_returned - 1]
-
-
-def until(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
-    """Wait for `condition()` to hold."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

@@ -14,7 +14,8 @@ import pytest
 from switchml.control import client
 from switchml.control.client import AggregatorLost, PeerLost
 from switchml.control.connections import closed_by_us
-from tests.switchml.control.conftest import DEADLINE_S, Heard, until
+from tests.support.launch import until
+from tests.switchml.control.conftest import DEADLINE_S, Heard
 
 ROOT = Path(__file__).resolve().parents[3]
 
