@@ -47,7 +47,6 @@ def status_reply():
 
 SCREENS = {
     "emulate": "emulate --model gpt2-124m --gpus 2 --batch 16 --micro-batch 8 --steps 1e6",
-    "emulate help": "emulate --help",
     "emulate split": "emulate --model llama3-8b --cluster h100-dgx --gpus 64 --split auto",
     "emulate sweep": "emulate --model gpt3-175b --cluster a100-dgx --tp 8 --pp 4 --batch 1536 --micro-batch 1 "
     "--zero 0 --recompute none --sweep gpus=256:1024:2x --processes 1",

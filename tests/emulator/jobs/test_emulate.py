@@ -1,6 +1,7 @@
 """`switchml emulate`: job files and options, results, and errors before time is spent."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -294,3 +295,14 @@ def test_buckets_of_gradients_are_the_implementations():
     assert Job(gpus=8, batch=8, bucket_bytes=1e6).bucket_parameters(gpt) == 5e5
     with pytest.raises(ConfigError, match="bucket_bytes is 0; expected 1 to 1e15"):
         Job(gpus=8, batch=8, bucket_bytes=0)
+
+
+def test_help_has_options_in_groups():
+    text = run("--help").stdout
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:3] == ["Job:", "Parallelism:", "FSDP (zero 3):"] and titles[-1] == "Options:"
+    sections = dict(zip(titles, re.split(r"\n\S.*:\n", text)[1:], strict=True))
+    assert "--cluster" in sections["Job:"] and "--tp" in sections["Parallelism:"]
+    assert "--recompute" in sections["Memory:"] and "--allreduce" in sections["Communication:"]
+    flags = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert len(flags) == len(set(flags)) and "  --cluster " not in sections["Options:"]

@@ -107,9 +107,3 @@ def test_bad_tensors(tmp_path, make, error):
     assert error in str(caught.value) and str(path) in str(caught.value)
     result = run("--tensor", str(path))
     assert result.exit_code == 1 and "Traceback" not in result.output
-
-
-def test_bad_options(tmp_path):
-    assert "unknown codec 'zip'" in run("--codec", "zip").output
-    assert "ends in .png, .svg, .pdf or .html" in run("--plot", str(tmp_path / "x.gif")).output
-    assert run("--ratio", "0").exit_code == 2

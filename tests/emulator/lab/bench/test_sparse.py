@@ -66,8 +66,3 @@ def test_bench_allreduce():
     assert some["max_error"]["switchml"] < 1e-6 and empty["max_error"]["switchml"] == 0
     # Of each call 256 packets, and the seal that all ranks have called alike.
     assert empty["packets"]["sent"] - empty["packets"]["retransmitted"] == 2 * 2 * 257 * some["calls_per_repeat"]
-
-
-def test_several_densities_have_no_plot():
-    done = commands.run("bench", "allreduce", "--density", "1,0.5", "--sizes", "4K,8K")
-    assert done.returncode == 2 and "--sizes" in done.stderr
