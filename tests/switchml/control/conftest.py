@@ -10,6 +10,7 @@ import pytest
 from switchml.control import client
 from switchml.control.server import Controller
 from tests.support.fake_dataplane import FakeDataplane
+from tests.support.started import started
 
 DEADLINE_S = 100.0
 """How long a test waits for something that should happen at once, or within a peer timeout of 2 s."""
@@ -51,15 +52,7 @@ class Aggregator:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Aggregator]]:
     """`start(**options of Controller)`; stopped at the end of the test."""
-    running: list[Aggregator] = []
-
-    def begin(**options) -> Aggregator:
-        running.append(Aggregator(**options))
-        return running[-1]
-
-    yield begin
-    for aggregator in running:
-        aggregator.controller.stop()
+    yield from started(Aggregator, lambda aggregator: aggregator.controller.stop())
 
 
 @pytest.fixture
