@@ -15,6 +15,7 @@ from emulator.jobs.workload.implementations import attention_kernels
 from emulator.jobs.workload.job import Job
 from switchml.cli.main import cli
 from switchml.errors import ConfigError, OutOfMemory
+from tests.support.commands import told
 
 GPT3 = ["--model", "gpt3-175b", "--cluster", "a100-dgx", "--gpus", "1024", "--tp", "8", "--pp", "8", "--batch", "1536"]
 GPT3 += ["--micro-batch", "1", "--schedule", "1f1b", "--recompute", "full"]
@@ -25,9 +26,7 @@ def run(*arguments):
 
 
 def run_json(*arguments):
-    found = run(*arguments, "--json")
-    assert found.exit_code == 0, found.output
-    return json.loads(found.stdout)
+    return told("emulate", *arguments)
 
 
 def test_gpt3_on_1024_accelerators():

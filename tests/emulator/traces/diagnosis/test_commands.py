@@ -16,6 +16,7 @@ from emulator.traces.join import join
 from emulator.traces.readers import native
 from emulator.traces.readers.read import read as read_traces
 from switchml.cli.main import cli
+from tests.support.commands import told
 from tests.support.html_pages import read_page
 from tests.support.kineto_data import published
 from tests.support.traced_jobs import Job, traced
@@ -85,9 +86,7 @@ def test_one_iteration(tmp_path):
 def test_diff(tmp_path):
     a = write(replace(TROUBLED, load_s=0.001), tmp_path / "a")
     b = write(TROUBLED, tmp_path / "b")
-    done = run("diff", a, b, "--json")
-    assert done.exit_code == 0, done.output
-    said = json.loads(done.stdout)
+    said = told("trace", "diff", a, b)
     whole_s = said["iteration"]["difference_s"]
     for rows in (said["parts"], said["critical_path"]):
         assert sum(row["difference_s"] for row in rows) + said["unexplained_s"] == pytest.approx(whole_s)
@@ -101,9 +100,7 @@ def test_diff(tmp_path):
 def test_published_traces(name, tmp_path):
     """Of accelerators that their hosts don't keep busy; what a start-up takes is seen for what it is."""
     path = published(name)
-    done = run("diagnose", path, "--json", "--report", tmp_path / "out.html")
-    assert done.exit_code == 0, done.output
-    said = json.loads(done.stdout)
+    said = told("trace", "diagnose", path, "--report", tmp_path / "out.html")
     assert said["replay_error"] == pytest.approx(0, abs=0.03)
     first = "starved accelerator" if name.startswith("nccl") else "first use"  # the others are of first iterations
     assert said["findings"][0]["kind"] == first
