@@ -84,7 +84,7 @@ def test_versions():
         (["--log-console", "--log-file", "x", "l3.json"], 1, "can't be combined"),
         (["--log-file", "nonsense/x", "l3.json"], 1, "--log-file nonsense/x.txt: No such file or directory"),
         (["--use-files", "0", "-i", "0@nonsense", "l3.json"], 1, "can't read nonsense_in.pcap"),
-        (["--restore-state", "nonsense", "l3.json"], 1, "can't read the state"),
+        (["--restore-state", "nonsense", "l3.json"], 1, "can't read nonsense: No such file"),
     ],
 )
 def test_what_it_refuses(args, code, message):
