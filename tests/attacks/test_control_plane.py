@@ -22,6 +22,7 @@ from switchml.control.v1 import v1_pb2
 from switchml.errors import JoinError
 from switchml.protocol.packet import CONTRIBUTION, V1Packet, V2Packet
 from tests.support.launch import DEADLINE_S, until
+from tests.support.started import started
 
 V1_SESSIONS = v1_pb2.DESCRIPTOR.services_by_name["Session"]
 
@@ -49,15 +50,7 @@ class Aggregator:
 
 @pytest.fixture
 def start() -> Iterator:
-    running: list[Aggregator] = []
-
-    def begin(**options) -> Aggregator:
-        running.append(Aggregator(**options))
-        return running[-1]
-
-    yield begin
-    for aggregator in running:
-        aggregator.stop()
+    yield from started(Aggregator, Aggregator.stop)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from tests.support.traced_jobs import Job, traced
 
 KINETO = b'{"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": ['
 DEEP = 200_000
-CODE = 'model = "os:abort"\ninput_shape = "1"'
 
 
 def gz(path, *parts):

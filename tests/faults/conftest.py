@@ -8,6 +8,7 @@ from tests.support.launch import (
     Aggregator,
     Rank,
 )
+from tests.support.started import started
 from tests.support.under_attack import Bystander
 
 
@@ -41,26 +42,10 @@ def aggregator():
 @pytest.fixture
 def start():
     """`start(*options, **ports)`: an aggregator process, killed after the test."""
-    running = []
-
-    def begin(*options: str, **ports: int) -> Aggregator:
-        running.append(Aggregator(*options, **ports))
-        return running[-1]
-
-    yield begin
-    for aggregator in running:
-        aggregator.kill()
+    yield from started(Aggregator, Aggregator.kill)
 
 
 @pytest.fixture
 def bystander():
     """`bystander(aggregator)`: a Bystander; if the test ends well it must have been undisturbed."""
-    watching = []
-
-    def begin(aggregator: Aggregator) -> Bystander:
-        watching.append(Bystander(aggregator))
-        return watching[-1]
-
-    yield begin
-    for one in watching:
-        one.finish()
+    yield from started(Bystander, Bystander.finish)

@@ -24,8 +24,6 @@ from tests.support.launch import (
     total,
 )
 
-# The first test may have to wait for two compilations, one of an aggregator and one of a rank.
-
 
 class Flood:
     """Random and mutated datagrams for the data port, from a stranger and from a member of another job.

@@ -94,18 +94,10 @@ def test_wrong_arguments(trio, aggregator, monkeypatch):
             HostAgent.join(at, job="x", rank=rank, world_size=world_size)
     with pytest.raises(ConfigError, match="can't receive on 192.0.2.1: .*bind_ip"):
         HostAgent.join(at, job="x", rank=0, world_size=1, bind_ip="192.0.2.1")
-    for options, message in (
-        ({"payload_bytes": 512}, "payload of 512 bytes"),
-        ({"slots": 3}, "3 slots"),
-        ({"world_size": 257}, "world size 257"),
-        ({"job": ""}, "job name"),
-    ):
-        with pytest.raises(JoinError, match=message):
-            HostAgent.join(at, **{"job": "x", "rank": 0, "world_size": 1} | options)
+    with pytest.raises(JoinError, match="3 slots"):
+        HostAgent.join(at, job="x", rank=0, world_size=1, slots=3)
     with pytest.raises(ConfigError):
         HostAgent.join("127.0.0.1:nonsense", job="x", rank=0, world_size=1)
-    with pytest.raises(JoinError, match="no aggregator answered at 127.0.0.1:1 "):
-        HostAgent.join("127.0.0.1:1", job="x", rank=0, world_size=1, timeout_s=0.3)
     monkeypatch.setenv("SWITCHML_JOIN_TIMEOUT", "250ms")
     with pytest.raises(JoinError, match=r"no aggregator answered at 127.0.0.1:1 within 0.25 s"):
         HostAgent.join("127.0.0.1:1", job="x", rank=0, world_size=1)

@@ -7,6 +7,7 @@ from host_agent import density
 from host_agent.agent import HostAgent
 from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sparse import Sparse
+from tests.support.agents import reduce_all
 from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all, sparse_arrays
 
 NUMEL = 100_003
@@ -25,10 +26,6 @@ def trio(aggregator, request):
     assert [agent.transport for agent in agents] == [request.param] * 3
     yield agents
     leave_all(agents)
-
-
-def reduce_all(agents: list[HostAgent], arrays, **options) -> list:
-    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
 
 
 @pytest.mark.slow(keep=10)

@@ -7,9 +7,8 @@ import pytest
 
 from host_agent.agent import HostAgent
 from host_agent.core import format_of
-from switchml.errors import ConfigError, RanksDisagree
+from switchml.errors import ConfigError
 from tests.support.agents import reduce_all, same_bits
-from tests.support.launch import on_all
 from tests.support.reference_exact import unit_in_last_place
 
 
@@ -66,10 +65,3 @@ def test_what_does_not_go_with_it(aggregator, join, monkeypatch):
         agent.allreduce(np.ones(3, "float32"), sparse="on")
     assert agent.allreduce(np.ones(300, "float32"), sparse="auto").sum() == 300
     assert agent.allreduce(np.ones(300, "float32"), sparse="on", wire="int32").sum() == 300
-
-
-def test_ranks_that_ask_for_different_wires(join):
-    agents = join(2, wire="exact")
-    x = np.linspace(0.1, 3, 1000, dtype="float32")
-    outcomes = on_all(agents, lambda agent: agent.allreduce(x, wire=[None, "int32"][agent.rank]))
-    assert all(isinstance(outcome, RanksDisagree) for outcome in outcomes)

@@ -15,6 +15,7 @@ from switchml.control import client
 from switchml.errors import AggregatorLost, ConfigError, PeerLost
 from switchml.net import shm
 from tests.support.launch import DEADLINE_S, Aggregator, contribution, good, join_all, leave_all, on_all, total, until
+from tests.support.started import started
 
 LONG_S = 100.0
 """For the ranks to try: machines that run tests are slow."""
@@ -87,15 +88,7 @@ class Busy:
 
 @pytest.fixture
 def start():
-    running = []
-
-    def new(*options: str, **ports: int) -> Aggregator:
-        running.append(Aggregator(*options, **ports))
-        return running[-1]
-
-    yield new
-    for aggregator in running:
-        aggregator.kill()
+    yield from started(Aggregator, Aggregator.kill)
 
 
 @pytest.mark.slow

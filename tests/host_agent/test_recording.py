@@ -8,6 +8,7 @@ import pytest
 from host_agent import recording
 from host_agent.packet_log import RECEIVED, REPEATED, RESENT, SENT, PacketLog, new_packet_log
 from tests.support.launch import contribution, join_all, leave_all, on_all, total
+from tests.support.started import started
 
 SIZE = 40_000
 
@@ -15,15 +16,7 @@ SIZE = 40_000
 @pytest.fixture
 def record():
     """`record(…)` is `recording.start(…)`; what a test leaves running is stopped."""
-    started = []
-
-    def begin(**options) -> recording.Recording:
-        started.append(recording.start(**options))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        recording.stop(each)
+    yield from started(recording.start, recording.stop)
 
 
 def allreduce(agents, size: int = SIZE, dtype: str = "float32") -> None:

@@ -22,6 +22,7 @@ from switchml.errors import (
     SumOverflow,
     UnsupportedTensor,
 )
+from tests.support.agents import gradients, reduce_all
 from tests.support.launch import (
     DEADLINE_S,
     Aggregator,
@@ -67,18 +68,6 @@ def join(addresses):
     yield begin
     for agents in joined:
         leave_all(agents)
-
-
-def reduce_all(agents, arrays, **options) -> list:
-    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
-
-
-def gradients(seed: int, rank: int, numel: int, dtype: str) -> np.ndarray:
-    generator = np.random.default_rng((seed, rank))
-    if dtype.startswith("int"):
-        return generator.integers(-(2**28), 2**28, numel, dtype)
-    scale = 2.0 ** np.repeat(generator.integers(-12, 2, -(-numel // 100)), 100)[:numel]
-    return (generator.standard_normal(numel) * scale).astype(dtype)
 
 
 # Cutting

@@ -17,9 +17,9 @@ import pytest
 
 from host_agent import core
 from host_agent.agent import HostAgent
-from switchml.errors import ConfigError, RanksDisagree
+from switchml.errors import ConfigError
 from switchml.protocol.narrow import steps
-from tests.support import shared_files
+from tests.support.agents import gradients, reduce_all
 from tests.support.launch import (
     DEADLINE_S,
     Aggregator,
@@ -57,19 +57,6 @@ def join(aggregator):
     yield begin
     for agents in joined:
         leave_all(agents)
-
-
-def reduce_all(agents, arrays, **options) -> list:
-    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
-
-
-def gradients(seed: int, rank: int, numel: int, dtype: str) -> np.ndarray:
-    """Numbers of many magnitudes, so that exponents have to be agreed for every block."""
-    generator = np.random.default_rng((seed, rank))
-    if dtype.startswith("int"):
-        return generator.integers(-(2**28), 2**28, numel, dtype)
-    scale = 2.0 ** np.repeat(generator.integers(-12, 2, -(-numel // 500)), 500)[:numel]
-    return (generator.standard_normal(numel) * scale).astype(dtype)
 
 
 TRANSPORTS = {"udp": ("udp",) * 3, "shm": ("shm",) * 3, "mixed": ("udp", "shm", "shm")}
@@ -111,17 +98,6 @@ def test_nobody_oversleeps(join, transports, monkeypatch):
         handles.append(last.allreduce(one, async_op=True))
         for handle in handles:
             handle.wait(DEADLINE_S)
-
-
-def test_a_stall_through_shared_memory_ends_when_the_peer_comes(join, aggregator):
-    agents = join("shm", "shm", "shm")
-    handles = [agents[rank].allreduce(contribution(3, rank, 300_000), async_op=True) for rank in (0, 2)]
-    until(lambda: agents[0].stats()["waits"] > 0)
-    handles.append(agents[1].allreduce(contribution(3, 1, 300_000), async_op=True))
-    for handle in handles:
-        np.testing.assert_array_equal(handle.wait(DEADLINE_S), total(3, 3, 300_000))
-    for agent in agents:
-        assert agent.stats()["refused"] == 0
 
 
 def test_jobs_side_by_side(join):
@@ -179,9 +155,6 @@ def test_other_types_stay_exact_on_a_narrow_wire(join):
     for dtype in ("int32", "int64", "float64"):
         results = reduce_all(agents, [contribution(8, rank, 4000, dtype) for rank in range(2)])
         np.testing.assert_array_equal(results[0], total(8, 2, 4000, dtype))
-    outcomes = on_all(agents, lambda agent: agent.allreduce(np.ones(3000, ["float32", "float64"][agent.rank])))
-    assert any(isinstance(outcome, RanksDisagree) for outcome in outcomes)
-    assert all(isinstance(outcome, Exception) for outcome in outcomes)
 
 
 def test_a_wire_without_room_is_refused(aggregator):
@@ -311,22 +284,3 @@ def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
     assert len({process.next()["sha256"] for process in ranks}) == 1
     for process in ranks:
         process.ask("leave")
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_is_named(cast):
-    """By all others, in seconds; the memory goes with the job."""
-    aggregator, ranks = cast["aggregators"][0], cast["ranks"]
-    in_shm = shared_files.names()
-    take_in(ranks, aggregator, "victim", "shm")
-    for process in ranks:
-        process.send("endless", numel=100_000)
-    until_at_work(aggregator, "victim")
-    ranks.pop().kill()
-    for process in ranks:
-        answer = process.next()
-        assert (answer["error"], answer["ranks"]) == ("PeerLost", [2]), answer
-        process.ask("leave")
-    for process in (aggregator, *ranks):
-        until(lambda process=process: memory_of(process.process.pid) == 0)
-    shared_files.await_none_left(in_shm, "job victim")

@@ -1,5 +1,5 @@
-"""p4/tna through the scenarios of tests/vectors, as v1model has it (tests/support/tofino.py), and through the compiler
-and the assembler for a Tofino where they are on PATH. What the program leaves out is listed in p4/README.md."""
+"""p4/tna through the scenarios of tests/vectors on the model of a Tofino, where that and its compiler are on PATH. What
+the program leaves out is listed in p4/README.md."""
 
 import functools
 import re
@@ -33,21 +33,6 @@ def left_out(scenario: Scenario) -> bool:
 
 
 @pytest.fixture(scope="module")
-def programs(require_program, tmp_path_factory):
-    compiler = require_program("p4c-bm2-ss")
-    return functools.cache(lambda protocol: tofino.compiled(compiler, protocol, tmp_path_factory.mktemp("tna") / "p4"))
-
-
-@pytest.mark.needs("p4c-bm2-ss")
-@pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if not left_out(s)])
-def test_scenario(scenario, programs):
-    job = Job(scenario, RegisterPlace(row=ROW[scenario.protocol], worker=7, group=5, generation=1), number=3)
-    chip = tofino.Chip(programs(scenario.protocol), tofino.job_changes(job))
-    for step in scenario.steps:
-        assert sorted(read(chip.receive(*job.frame(step)))) == sorted(job.replies(step)), step.label
-
-
-@pytest.fixture(scope="module")
 def images(require_program, tmp_path_factory):
     compiler, assembler, _ = map(require_program, TOOLS)
     return functools.cache(
@@ -58,7 +43,7 @@ def images(require_program, tmp_path_factory):
 @pytest.mark.needs(*TOOLS)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if not left_out(s)])
-def test_scenario_on_the_model(scenario, images, require_program, tmp_path):
+def test_scenario(scenario, images, require_program, tmp_path):
     job = Job(scenario, RegisterPlace(row=ROW[scenario.protocol], worker=7, group=5, generation=1), number=3)
     harness = require_program("tofino_test_harness")
     with tofino.on_the_model(harness, images(scenario.protocol), tmp_path, job) as chip:

@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 
+from click.testing import CliRunner
+
+from switchml.cli.main import cli
 from tests.support.ranks import environment
 
 
@@ -34,4 +37,11 @@ def run_json(*arguments: str) -> dict:
     """The command's output with --json, parsed."""
     done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def told(*arguments: object) -> dict:
+    """`run_json`, in this process."""
+    done = CliRunner().invoke(cli, [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.output
     return json.loads(done.stdout)

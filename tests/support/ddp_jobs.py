@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from hypothesis import strategies as st
 
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.builder import GraphBuilder
@@ -12,7 +13,27 @@ from emulator.jobs.workload.costs import NO_ROUTE, Costs
 from emulator.jobs.workload.graph import Collective, Kind
 from emulator.traces.events import Events, RankTrace
 from emulator.traces.joined import Joined
-from emulator.traces.whatif.buckets import DDP_CAPS, assign
+from emulator.traces.whatif.buckets import DDP_CAPS, MIB, assign
+
+CAPS = st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=3).map(tuple)
+
+
+def options(most: int, **others) -> st.SearchStrategy[dict]:
+    """Of `ddp`: at most `most` gradients; `others` are strategies for more of them."""
+
+    def of(count: int):
+        numbers = {"min_size": count, "max_size": count}
+        sizes = st.lists(st.integers(1, 8).map(lambda quarters: quarters * MIB / 4), **numbers)
+        seconds = st.lists(st.integers(0, 8).map(lambda units: units / 256), **numbers)
+        return st.fixed_dictionaries(
+            {"sizes": sizes, "backward_s": seconds, "fixed_s": st.sampled_from([0.0, 1 / 64])} | others
+        ).map(lambda drawn: {"bytes_per_s": 64.0 * MIB} | drawn)
+
+    return st.integers(1, most).flatmap(of)
+
+
+def jobs(most: int, **others) -> st.SearchStrategy[Joined]:
+    return options(most, **others).map(lambda drawn: ddp(**drawn))
 
 
 def ddp(

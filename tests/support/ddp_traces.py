@@ -34,6 +34,8 @@ class Recorder:
     causes: list[tuple[int, int]] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)
     sequence: int = 0
+    place: dict[int, int] = field(default_factory=dict)
+    """Of each row, which event it is in the last `trace`."""
 
     def add(self, name: str, what: What, start_s: float, end_s: float, lane: int = 0, **more) -> int:
         self.rows.append({"name": name, "what": what, "start_s": start_s, "end_s": end_s, "lane": lane, **more})
@@ -51,7 +53,7 @@ class Recorder:
     def trace(self, wire: Wire | None = None) -> RankTrace:
         rows = self.rows
         order = sorted(range(len(rows)), key=lambda i: (rows[i]["lane"], rows[i]["start_s"], -rows[i]["end_s"], i))
-        place = {old: new for new, old in enumerate(order)}
+        self.place = place = {old: new for new, old in enumerate(order)}
         rows = [rows[i] for i in order]
         names = sorted({row["name"] for row in rows})
         parent, stack = [], []

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import queue
 import threading
-import time
 
 import grpc
 from google.protobuf import text_format
@@ -64,14 +63,6 @@ class NoPorts(Ports):
 
     def close(self):
         pass
-
-
-def eventually(condition) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Target:

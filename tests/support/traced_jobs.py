@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -13,8 +12,9 @@ from emulator.jobs.replay.engine import Replayed, replay
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
-from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What, Wire, WireWhat
+from emulator.traces.events import NONE, Lane, LaneKind, RankTrace, What, Wire, WireWhat
 from emulator.traces.joined import GAP, Joined
+from tests.support.ddp_traces import Recorder
 
 WHAT_OF_KIND = {
     Kind.COMPUTE: What.COMPUTE,
@@ -181,70 +181,35 @@ def traced(job: Job, iterations: int = 1, shown: int = 0, wire: dict[int, Wire] 
 
 def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[RankTrace, dict[int, int]]:
     """The trace of `rank`, and the event of each op of iteration `shown`."""
-    rows, steps, at_s = [], [], 0.0
-    names: dict[str, int] = {}
+    host = job.hosts[rank] if job.hosts else f"node {rank}"
+    recorder = Recorder(rank, job.ranks, host=host, epoch_s=0.0, lanes=[Lane(*lane) for lane in LANES])
+    rows: dict[tuple[int, int], int] = {}
+    at_s = 0.0
     for number, run in enumerate(played):
         graph = run.graph
-        sequence = 0
+        recorder.sequence = number * (len(job.buckets) + job.metrics)
         for op in np.flatnonzero(graph.op_rank() == rank).tolist():
-            work = graph.ops.op_type[op]
-            kind, transfer = Kind(graph.op_types.kind[work]), graph.ops.transfer[op]
+            op_type = graph.ops.op_type[op]
+            kind, name = Kind(graph.op_types.kind[op_type]), graph.op_types.name[op_type]
             if kind == Kind.DELAY:
                 continue
-            name = graph.op_types.name[work]
+            more = {"bytes": graph.op_types.bytes[op_type], "gradient": name.startswith("backward")}
+            more |= {"collective": graph.op_types.collective[op_type]}
+            if graph.ops.transfer[op] != NO_TRANSFER:
+                more["group"] = 0
+            if kind == Kind.COLLECTIVE:
+                more["sequence"], recorder.sequence = recorder.sequence, recorder.sequence + 1
+            lane = [lane for lane, _ in LANES].index(graph.streams.name[graph.ops.stream[op]])
             what = WHAT_OF_NAME.get(name, WHAT_OF_KIND[kind])
-            lane = [name for name, _ in LANES].index(graph.streams.name[graph.ops.stream[op]])
-            is_reduce = kind == Kind.COLLECTIVE
-            rows.append(
-                {
-                    "name": names.setdefault(name, len(names)),
-                    "what": what,
-                    "lane": lane,
-                    "start_s": at_s + run.start_s[op],
-                    "duration_s": run.end_s[op] - run.start_s[op],
-                    "collective": graph.op_types.collective[work],
-                    "group": 0 if transfer != NO_TRANSFER else NONE,
-                    "sequence": number * (len(job.buckets) + job.metrics) + sequence if is_reduce else NONE,
-                    "peer": NONE,
-                    "bytes": graph.op_types.bytes[work],
-                    "gradient": name.startswith("backward"),
-                    "op": (number, op),
-                }
-            )
-            sequence += is_reduce
-        steps.append((at_s, at_s + run.makespan_s))
+            rows[number, op] = recorder.add(name, what, at_s + run.start_s[op], at_s + run.end_s[op], lane, **more)
+        recorder.steps.append((at_s, at_s + run.makespan_s))
         at_s += run.makespan_s
-    rows.sort(key=lambda row: (row["lane"], row["start_s"]))
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    types = {"name": np.int32, "what": np.int8, "lane": np.int32, "collective": np.int8, "group": np.int32}
-    types |= {"sequence": np.int64, "peer": np.int32, "gradient": np.bool_}
-    ops = columns.pop("op")
-    columns["parent"] = [NONE] * len(rows)
-    arrays = {name: np.array(values, types.get(name, np.float64)) for name, values in columns.items()}
-    arrays["parent"] = arrays["parent"].astype(np.int32)
-    event_of = {place: event for event, place in enumerate(ops)}
-    causes = [
-        (event_of[number, before], event)
-        for (number, op), event in event_of.items()
-        for before in played[number].graph.ops.before(op).tolist()
-        if (number, before) in event_of
-    ]
-    trace = RankTrace(
-        rank=rank,
-        world_size=job.ranks,
-        host=job.hosts[rank] if job.hosts else f"node {rank}",
-        source=Path(f"rank-{rank}.json"),
-        format="switchml",
-        epoch_s=0.0,
-        names=list(names),
-        lanes=[Lane(*lane) for lane in LANES],
-        groups=[Group("world", tuple(range(job.ranks)))],
-        events=Events(**arrays),
-        causes=np.array(causes, np.int32).reshape(-1, 2),
-        steps=np.array(steps),
-        about=dict(job.about),
-    )
-    return trace, {op: event for event, (number, op) in enumerate(ops) if number == shown}
+    for (number, op), row in rows.items():
+        before = played[number].graph.ops.before(op).tolist()
+        recorder.causes += [(rows[number, cause], row) for cause in before if (number, cause) in rows]
+    trace = replace(recorder.trace(), format="switchml", backend="", about=dict(job.about))
+    unnested = replace(trace.events, parent=np.full(len(trace.events), NONE, np.int32))
+    return replace(trace, events=unnested), {op: recorder.place[row] for (n, op), row in rows.items() if n == shown}
 
 
 def wire_of(joined: Joined, rank: int, loss: float = 0.0, timeout_s: float = 0.004, chunks: int = 1000) -> Wire:

@@ -185,11 +185,6 @@ def test_a_ranking_has_the_ten_fastest_splits_that_fit():
     assert all(one.job.tp == 2 for one in ranked(job={"gpus": 16, "tp": 2}))
 
 
-def test_only_auto_searches():
-    with pytest.raises(ConfigError, match="split is 'best'; expected auto"):
-        ranked(split="best")
-
-
 @pytest.mark.slow
 def test_the_best_split_is_the_best_of_all_combinations():
     """Each combination is emulated; the search costs most of them by their closed form alone."""

@@ -1,7 +1,5 @@
 """Several jobs on one cluster: what they share, and what that costs them."""
 
-import json
-
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -19,6 +17,7 @@ from emulator.jobs.workload.combine import repeat
 from emulator.lab.bench.replay import Shape, job
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support.commands import told
 
 VGG = {"model": "vgg16", "cluster": "h100-ethernet"}
 
@@ -132,9 +131,7 @@ def test_command(tmp_path):
         'model = "vgg16"\ncluster = "h100-ethernet"\n[job]\ngpus = 12\nmicro_batch = 32\n'
         '[[jobs]]\nname = "big"\n[jobs.job]\nmicro_batch = 64\n[[jobs]]\n'
     )
-    found = run(str(path), "--placement", "packed", "--no-overlap", "--json")
-    assert found.exit_code == 0, found.output
-    jobs = json.loads(found.stdout)["jobs"]
+    jobs = told("emulate", str(path), "--placement", "packed", "--no-overlap")["jobs"]
     assert [one["name"] for one in jobs] == ["big", "jobs 1"]
     assert jobs[0]["batch"] == 2 * jobs[1]["batch"] and all(one["slowdown"] > 1 for one in jobs)
     table = run(str(path), "--timeline", str(tmp_path / "t.json"))

@@ -15,6 +15,7 @@ import pytest
 from emulator.p4switch.ports.pcap import PcapReader
 from emulator.p4switch.process import SwitchSettings
 from switchml.control.thrift.client import Client
+from tests.support.launch import until
 from tests.support.p4_programs import PATHS
 
 ROOT = Path(__file__).parents[3]
@@ -66,13 +67,6 @@ def capture(*frames: bytes) -> bytes:
     return data
 
 
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_versions():
     assert run("--version").stdout.strip() == "1.15.5"
@@ -90,7 +84,7 @@ def test_versions():
         (["--log-console", "--log-file", "x", "l3.json"], 1, "can't be combined"),
         (["--log-file", "nonsense/x", "l3.json"], 1, "--log-file nonsense/x.txt: No such file or directory"),
         (["--use-files", "0", "-i", "0@nonsense", "l3.json"], 1, "can't read nonsense_in.pcap"),
-        (["--restore-state", "nonsense", "l3.json"], 1, "can't read the state"),
+        (["--restore-state", "nonsense", "l3.json"], 1, "can't read nonsense: No such file"),
     ],
 )
 def test_what_it_refuses(args, code, message):
@@ -115,7 +109,7 @@ def test_files_in_and_out(start, tmp_path):
             with open(tmp_path / f"{name}_in.pcap", "wb") as pipe:
                 pipe.write(capture(query if name == "p1" else b"x" * 14))
         log = tmp_path / "log.txt"
-        wait_for(lambda: log.exists() and "Received packet of length 14 on port 2" in log.read_text(), "no packet")
+        until(lambda: log.exists() and "Received packet of length 14 on port 2" in log.read_text())
         assert f"on port 1: {query.hex()}" in log.read_text()
         assert all(line.split("] ")[1] == "[bmv2" for line in log.read_text().splitlines())
     finally:
@@ -145,7 +139,7 @@ def test_the_packet_log(engine, start, tmp_path):
     options = f"--use-files 0 -i 1@p1 --engine {engine} --log-file log --trace-packet packets.json"
     start(*options.split(), str(PATHS["l3"]))
     log = tmp_path / "log.txt"
-    wait_for(lambda: log.exists() and "Dropping packet at the end of ingress" in log.read_text(), "no packet log")
+    until(lambda: log.exists() and "Dropping packet at the end of ingress" in log.read_text())
     assert "[0.0] [cxt 0] Exception while parsing: PacketTooShort" in log.read_text()
     events = json.loads((tmp_path / "packets.json").read_text())
     assert [event["text"] for event in events][:2] == ["Processing packet received on port 1", "Parser 'parser': start"]

@@ -103,6 +103,11 @@ def test_priorities_are_turned_round(program):
         (f"packet 1 {FRAME}\nexpect 1 01\nexpect 1 01", "port 1: 2 packets expected, 1 came"),
         (f"packet 1 {FRAME}", "port 1: 0 packets expected, 1 came"),
         ("expect 4", "port 4: 1 packets expected, 0 came"),
+        ("add tbl_value_set37 nonsense act()", "line 1: add: 'nonsense' is not `key:value`"),
+        ("expct 1 00", "line 1: expct: there is no such statement; did you mean expect?"),
+        ("check_counter c($nobody)", "no entry was added with the id 'nobody'"),
+        ("add t " + 5000 * "a:1 " + "act()", "characters; expected 4,096 at most"),
+        ("check_counter " + 5000 * "(", "characters; expected 4,096 at most"),
     ],
 )
 def test_what_fails(program, text, problem):
@@ -141,29 +146,6 @@ def test_what_can_not_be_read_fails(program, line):
 def test_ports_have_a_range(program, statement, port):
     (failure,) = stf.run(program("exact"), statement.format(port)).failures
     assert f"port {port[:20]!r}: expected 0 to 511" in failure
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("check_counter c($nobody)", "no entry was added with the id 'nobody'"),
-        ("add t " + 5000 * "a:1 " + "act()", "characters; expected 4,096 at most"),
-        ("check_counter " + 5000 * "(", "characters; expected 4,096 at most"),
-    ],
-)
-def test_what_no_test_says(program, text, problem):
-    (failure,) = stf.run(program("exact"), text).failures
-    assert problem in failure
-
-
-def test_a_key_without_a_value_fails(program):
-    report = stf.run(program("counters"), "add flows nonsense send(port:2)")
-    assert report.failures == ["line 1: add: 'nonsense' is not `key:value`"]
-
-
-def test_a_misspelt_statement_fails_with_a_suggestion(program):
-    report = stf.run(program("value_set"), "expct 1 00")
-    assert report.failures == ["line 1: expct: there is no such statement; did you mean expect?"]
 
 
 def test_other_commands(program):

@@ -11,6 +11,7 @@ from host_agent.agent import HostAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.hierarchy.memory import BLOCK_BYTES, DEPTH
 from switchml.errors import ConfigError, JoinError, SumOverflow, UnsupportedTensor
+from tests.support.agents import reduce_all
 from tests.support.examples import examples
 from tests.support.launch import (
     DEADLINE_S,
@@ -27,10 +28,6 @@ from tests.support.launch import (
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
 LARGE = BLOCK_BYTES // 4 * (DEPTH + 1) + 77
 """Elements of more blocks than there are slots."""
-
-
-def reduce_all(agents, arrays, **options) -> list:
-    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
 
 
 def in_two_levels(arrays: list[np.ndarray], hosts, op: str) -> np.ndarray:

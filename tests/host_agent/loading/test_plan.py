@@ -11,6 +11,7 @@ from host_agent.loading import orders
 from host_agent.loading.heap import NEVER, next_uses
 from host_agent.loading.plan import STORAGE, make_plan
 from switchml.errors import ConfigError
+from tests.support.belady import fewest_misses
 from tests.support.examples import examples
 
 
@@ -115,28 +116,13 @@ def test_counts_are_those_of_the_steps(case):
         assert found == [len(mine.batch), own, stored, len(mine.batch) - own - stored]
 
 
-def fewest_misses(accesses, capacity):
-    """Belady by brute force: over every choice of what to keep after each access."""
-    reachable = {frozenset(): 0}
-    for sample in accesses:
-        after = {}
-        for held, misses in reachable.items():
-            offered = held | {sample}
-            for size in range(min(capacity, len(offered)) + 1):
-                for kept in itertools.combinations(sorted(offered), size):
-                    key, total = frozenset(kept), misses + (sample not in held)
-                    after[key] = min(after.get(key, total), total)
-        reachable = after
-    return min(reachable.values())
-
-
 @examples(40)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
 def test_evictions_are_the_best_there_are(samples, epochs, capacity, seed):
     generator = np.random.default_rng(seed)
     lists = np.array([generator.permutation(samples) for _ in range(epochs)], np.int32)
     plan = make_plan(orders.batches(lists, 1, 1), samples, 1, buffer_samples=capacity)
-    assert plan.counts()["storage_samples"].sum() == fewest_misses(lists.ravel().tolist(), capacity)
+    assert plan.counts()["storage_samples"].sum() == fewest_misses(lists.ravel(), capacity)
 
 
 def test_next_uses_of_batches_by_hand():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -172,36 +173,23 @@ def wait_for_line(process: subprocess.Popen, text: str) -> None:
     raise AssertionError(f"the command ended before it said {text!r}")
 
 
-@pytest.mark.parametrize("phase", ["Gloo", "in-network"])
-def test_killed_worker_is_named(phase, as_on_a_terminal):
+@pytest.mark.parametrize(
+    ("phase", "victim"), [("Gloo", "rank 2"), ("in-network", "rank 2"), ("in-network", "the aggregator")]
+)
+def test_who_is_killed_is_named(phase, victim, as_on_a_terminal):
     process = start("--steps", "300", "--ranks", "3", "--micro-batch", "4")
     try:
-        workers = workers_of(process, 3)
+        killed = workers_of(process, 3)[2]
         wait_for_line(process, f"{phase} ")
         everybody = family(process)
-        workers[2].kill()
+        if victim == "the aggregator":
+            killed = next(child for child in everybody if "host_agent.pytorch.aggregator" in child.cmdline())
+        killed.kill()
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 1
-    assert f"rank 2 (pid {workers[2].pid})" in err and "SIGKILL" in err
-    assert "Traceback" not in err and out == ""
-    assert_all_end(everybody)
-
-
-def test_killed_aggregator_is_named(as_on_a_terminal):
-    process = start("--steps", "300", "--ranks", "3", "--micro-batch", "4")
-    try:
-        workers_of(process, 3)
-        everybody = family(process)
-        aggregator = next(child for child in everybody if "host_agent.pytorch.aggregator" in child.cmdline())
-        wait_for_line(process, "in-network ")
-        aggregator.kill()
-        out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 1
-    assert f"the aggregator (pid {aggregator.pid}) was killed by SIGKILL" in err
+    assert re.search(rf"{victim} \(pid {killed.pid}\).* was killed by SIGKILL", err)
     assert "Traceback" not in err and out == ""
     assert_all_end(everybody)
 

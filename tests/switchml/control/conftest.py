@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from switchml.control import client
 from switchml.control.server import Controller
 from tests.support.fake_dataplane import FakeDataplane
+from tests.support.started import started
 
 DEADLINE_S = 100.0
 """How long a test waits for something that should happen at once, or within a peer timeout of 2 s."""
@@ -52,15 +52,7 @@ class Aggregator:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Aggregator]]:
     """`start(**options of Controller)`; stopped at the end of the test."""
-    running: list[Aggregator] = []
-
-    def begin(**options) -> Aggregator:
-        running.append(Aggregator(**options))
-        return running[-1]
-
-    yield begin
-    for aggregator in running:
-        aggregator.controller.stop()
+    yield from started(Aggregator, lambda aggregator: aggregator.controller.stop())
 
 
 @pytest.fixture
@@ -89,11 +81,3 @@ class Heard:
             assert self._news.wait_for(lambda: len(self.events) > self._n_returned, timeout_s), "no event came"
             self._n_returned += 1
             return self.events[self._n_returned - 1]
-
-
-def until(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
-    """Wait for `condition()` to hold."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import datetime
-import ipaddress
 import socket
 import threading
 from pathlib import Path
@@ -16,8 +14,10 @@ from switchml.control import client, rpc, v2_pb2
 from switchml.control.client import AggregatorLost, PeerLeft
 from switchml.control.server import Controller
 from switchml.errors import ConfigError, JoinError
+from tests.support.certificates import certificate
 from tests.support.fake_dataplane import FakeDataplane
-from tests.switchml.control.conftest import DEADLINE_S, Heard, until
+from tests.support.launch import until
+from tests.switchml.control.conftest import DEADLINE_S, Heard
 
 
 def test_all_ranks_learn_the_same_job(aggregator):
@@ -68,20 +68,6 @@ def test_events_that_came_early_are_not_lost(aggregator):
     assert Heard(second).next().ranks == (0,)
     with pytest.raises(ConfigError, match="called twice"):
         second.events(print)
-
-
-def test_refusals_are_final_and_in_the_aggregators_words(aggregator):
-    sessions = aggregator.fill(2, secret="ours")
-    for options, words in (
-        ({"secret": "theirs"}, "has another secret"),
-        ({"secret": "ours"}, "rank 0 has joined already from 127.0.0.1:4000"),
-        ({"secret": "ours", "world_size": 3}, "requests world size 3, but job 'x' was started with 2"),
-        ({"job": "y"}, "is used already in job 'x'"),
-        ({"job": "y", "payload_bytes": 512}, "payload of 512 bytes"),
-    ):
-        with pytest.raises(JoinError, match=words):
-            aggregator.join(**{"rank": 0, "world_size": 2, **options})
-    assert len(sessions) == 2
 
 
 def test_the_secret_comes_from_the_environment(aggregator, monkeypatch):
@@ -187,41 +173,13 @@ def test_a_used_port_is_one_clear_error(aggregator):
 @pytest.fixture(scope="module")
 def tls_files(tmp_path_factory) -> tuple[Path, Path]:
     """A certificate of its own for 127.0.0.1, and its key."""
-    return self_signed(tmp_path_factory.mktemp("tls"), days=1)
+    return certificate(tmp_path_factory.mktemp("tls"), "aggregator")[:2]
 
 
 @pytest.fixture(scope="module")
 def expired_files(tmp_path_factory) -> tuple[Path, Path]:
     """The same, an hour too old."""
-    return self_signed(tmp_path_factory.mktemp("expired"), days=-1 / 24)
-
-
-def self_signed(folder: Path, days: float) -> tuple[Path, Path]:
-    """Files of a certificate that is valid for so many `days`, and of its key."""
-    x509 = pytest.importorskip("cryptography.x509")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "aggregator")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return folder / "cert.pem", folder / "key.pem"
+    return certificate(tmp_path_factory.mktemp("expired"), "aggregator", days=-1 / 24)[:2]
 
 
 def test_tls(start, tls_files, monkeypatch):

@@ -14,7 +14,9 @@ import pytest
 from switchml.control import client
 from switchml.control.client import AggregatorLost, PeerLost
 from switchml.control.connections import closed_by_us
-from tests.switchml.control.conftest import DEADLINE_S, Heard, until
+from tests.support.launch import until
+from tests.support.started import started
+from tests.switchml.control.conftest import DEADLINE_S, Heard
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,15 +52,7 @@ class Child:
 
 @pytest.fixture
 def spawn() -> Iterator:
-    children: list[Child] = []
-
-    def start(*arguments: str) -> Child:
-        children.append(Child(*arguments))
-        return children[-1]
-
-    yield start
-    for child in children:
-        child.end()
+    yield from started(Child, Child.end)
 
 
 def rank_in_a_child(spawn, aggregator, *extra: str) -> tuple[Child, client.Session, Heard]:

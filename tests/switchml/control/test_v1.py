@@ -14,7 +14,8 @@ from switchml.control.membership import Reason, Refused
 from switchml.control.sessions import V1Sessions
 from switchml.control.v1 import v1_pb2
 from tests.support.fake_dataplane import FakeDataplane
-from tests.switchml.control.conftest import DEADLINE_S, until
+from tests.support.launch import until
+from tests.switchml.control.conftest import DEADLINE_S
 
 
 class Host:

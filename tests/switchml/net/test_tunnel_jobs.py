@@ -12,6 +12,7 @@ from host_agent.agent import HostAgent
 from switchml.control import v2_pb2
 from switchml.control.server import Controller
 from switchml.errors import AggregatorLost, JoinError
+from tests.support.agents import reduce_all
 from tests.support.launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total
 
 
@@ -31,10 +32,6 @@ def kind(request, monkeypatch):
 
     monkeypatch.setattr(joining, "choose_address", choose)
     return request.param
-
-
-def reduce_all(agents, arrays, **options) -> list[np.ndarray]:
-    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from switchml.net import libc, sockets, udp
 from tests.support.examples import examples
+from tests.support.started import started
 
 MILLISECOND = 1_000_000
 
@@ -69,15 +70,7 @@ class End:
 @pytest.fixture
 def ends():
     """Makes ends, and closes them after the test."""
-    opened = []
-
-    def make(**options) -> End:
-        opened.append(End(**options))
-        return opened[-1]
-
-    yield make
-    for end in opened:
-        end.close()
+    yield from started(End, End.close)
 
 
 @pytest.fixture(params=[True, False], ids=["segmentation", "one-by-one"])

@@ -98,48 +98,40 @@ def test_the_code_of_any_block(block):
 # -- encoding and decoding, bit by bit --
 
 
+def blocks_of(dtype: str):
+    """A dtype and finite values of it."""
+    one = floats(dtype, allow_nan=False, allow_infinity=False) if dtype in FLOATS else st.integers(
+        int(np.iinfo(ELEMENT[dtype]).min), int(np.iinfo(ELEMENT[dtype]).max)
+    )  # fmt: skip
+    return st.tuples(st.just(dtype), st.lists(one, min_size=1, max_size=9))
+
+
 @given(
-    st.sampled_from(FLOATS).flatmap(
-        lambda d: st.tuples(
-            st.just(d), st.lists(floats(d, allow_nan=False, allow_infinity=False), min_size=1, max_size=9)
-        )
-    ),
+    st.sampled_from(FLOATS + INTEGERS).flatmap(blocks_of),
     st.sampled_from(EVERY_WORKERS),
     st.integers(0, 40),
     st.integers(0, 5),
 )
-@examples(400)
+@examples(500)
 @example(("float32", [float(2**100 - 2**76), -float(2**100 - 2**76)]), 256, 0, 0)
 @example(("float32", [2.0**-149, -(2.0**-149)]), 1, 0, 0)
 @example(("float32", [LARGEST["float32"]]), 1, 0, 0)
 @example(("float64", [LARGEST["float64"], SMALLEST["float64"]]), 256, 0, 0)
 @example(("float64", [SMALLEST["float64"], -SMALLEST["float64"], 0.0, -0.0]), 1, 0, 0)
+@example(("int64/limbs", [-(2**63), 2**63 - 1, -1, 0]), 256, 0, 0)
+@example(("int32/limbs", [-(2**31), 2**31 - 1, -1, 0]), 256, 0, 3)
 def test_encoding_is_the_specification(block, workers, above, spare):
-    """At the block's own canonical code and at larger ones, which other ranks may need."""
+    """At the block's own canonical code and at larger ones, which other ranks may need; integers have one."""
     dtype, values = block
-    codes = codes_of(dtype)
-    lowest = codes.index(reference.canonical(dtype, reference.need(dtype, values)))
-    used = codes[min(lowest + above, len(codes) - 1)]
-    for classed in (False, True):
+    if dtype in INTEGERS:
+        used = reference.canonical(dtype, reference.ZERO)
+    else:
+        codes = codes_of(dtype)
+        lowest = codes.index(reference.canonical(dtype, reference.need(dtype, values)))
+        used = codes[min(lowest + above, len(codes) - 1)]
+    for classed in (False, True) if dtype in FLOATS else (False,):
         expected = reference.encode(dtype, values, used, workers, classed)
         assert encode(dtype, values, used, workers, finite_only=classed, spare=spare) == expected + [0] * spare
-
-
-@given(
-    st.sampled_from(INTEGERS).flatmap(
-        lambda d: st.tuples(
-            st.just(d),
-            st.lists(st.integers(np.iinfo(ELEMENT[d]).min, np.iinfo(ELEMENT[d]).max), min_size=1, max_size=9),
-        )
-    ),
-    st.integers(0, 5),
-)
-@example(("int64/limbs", [-(2**63), 2**63 - 1, -1, 0]), 0)
-@example(("int32/limbs", [-(2**31), 2**31 - 1, -1, 0]), 3)
-def test_encoding_integers(block, spare):
-    dtype, values = block
-    used = reference.canonical(dtype, reference.ZERO)
-    assert encode(dtype, values, used, 256, spare=spare) == reference.encode(dtype, values, used, 256) + [0] * spare
 
 
 @given(

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from switchml.protocol import fixedpoint, lanes
 from switchml.protocol.narrow import steps
-from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import SECOND
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as reference
 from tests.support.examples import examples
 from tests.support.rank_network import (
-    PAYLOAD,
     TAG,
     Call,
     Network,
@@ -163,14 +161,3 @@ def test_lanes_with_few_steps_spare_few_bits(dtype, workers, spread):
     )
     room = steps(BITS[f"float32/{dtype}"], workers)
     assert room >> spread >= 4
-
-
-@pytest.mark.parametrize("wire", [0, 1, 2])
-def test_an_aggregator_takes_its_jobs_wire_and_int32(wire):
-    slots = Pool(workers=2, slots=2, payload_bytes=PAYLOAD, wire=wire, job_tag=TAG, isn=0)
-    for kind in range(3):
-        rank = Worker(rank=0, workers=2, slots=2, job_tag=TAG, isn=0, payload_bytes=PAYLOAD)
-        x = np.ones(1, np.float32)
-        rank.start(x.ctypes.data, x.ctypes.data, 1, ["float32", "float32/int16", "float32/int8"][kind])
-        [data] = rank.receive([], 0)
-        assert (slots.receive(0, data).counter == "refused_format") == (kind not in (0, wire))

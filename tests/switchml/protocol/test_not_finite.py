@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from tests.support import reference_fixedpoint as reference
 from tests.support.encoded import (
     FLOATS,
-    NARROW,
     apply_classes,
     bits,
     classified,
-    encode,
 )
 
 ANY_KIND = st.sampled_from([0.0, 1.5, -2.0, math.inf, -math.inf, math.nan])
@@ -57,10 +55,3 @@ def test_narrow_lanes_make_nan_of_what_is_not_finite(dtype, workers):
         got = np.array([1, 2, 3, 4], np.float32)
         apply_classes(dtype, ranks * lanes, got)
         assert bits("float32", got) == [b"NaN"] * 3 + bits("float32", [4])
-
-
-def test_values_that_are_not_finite_count_as_zero_once_classified():
-    for dtype in (*FLOATS, *NARROW):
-        used = reference.canonical(dtype, reference.need(dtype, [1.0]))
-        values = [math.inf, 1.0, -math.inf, math.nan, -1.0]
-        assert encode(dtype, values, used, 3, finite_only=True) == reference.encode(dtype, values, used, 3, True)

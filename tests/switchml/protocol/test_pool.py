@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from switchml.errors import ConfigError
 from switchml.protocol.pool import Pool, PoolV1
 from tests.support.examples import examples
-from tests.support.reference_pool import ReferencePoolV1, ReferencePoolV2
+from tests.support.reference_pool import ReferencePoolV1
 
 LANES_USED = 3
 ROUNDS = 6
@@ -118,7 +118,6 @@ def choices(*kinds: str):
 
 FIFO = ("send", "send", "resend", "arrive", "arrive", "lose", "hear", "hear", "hear_copy", "miss")
 job_shapes = st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 4]))
-starts = st.sampled_from([0, 4096, 2**31 - 8, 2**31, 2**32 - 8, 2**32 - 16])
 
 
 def v1_pools(workers):
@@ -151,35 +150,6 @@ def test_v1_sums_go_wrong_when_the_network_reorders():
     network.reach(*stale)
     with pytest.raises(AssertionError):
         network.finish()
-
-
-@given(
-    many(
-        st.tuples(
-            st.integers(0, 2),
-            st.integers(-10, 20),
-            st.booleans(),
-            st.sampled_from([TAG, TAG, TAG, 1]),
-            st.integers(-128, 127),
-            st.integers(-(2**31), 2**31 - 1),
-        ),
-        100,
-    ),
-    starts,
-)
-@examples(100)
-def test_v2_agrees_on_ranks_that_keep_to_no_rule(packets, isn):
-    """Any sequence number near the start, in any order: no rank waits for anything."""
-    pools = (
-        ReferencePoolV2(3, 2, 256, 0, TAG, isn),
-        Pool(workers=3, slots=2, payload_bytes=256, job_tag=TAG, isn=isn),
-    )
-    for rank, ahead_of, r, job_tag, code, value in packets:
-        data = struct.pack(
-            ">BbIHbb", 0x81 | r << 3, code, (isn + ahead_of) % 2**32, job_tag, -code - 1, code & 1
-        ) + struct.pack(">64i", *[value] * 64)
-        expected, got = (tuple(pool.receive(rank, data)) for pool in pools)
-        assert got == expected
 
 
 @given(

@@ -1,7 +1,7 @@
 """Ranks and an aggregator together, over any network (tests/support/rank_network.py).
 
-The promise of protocol 2: whatever the network does, every rank ends with the same bits, those of exact arithmetic as
-the specification rounds it.
+The promise of protocol 2 is test_collectives.py's: whatever the network does, every rank ends with the same bits, those
+of exact arithmetic as the specification rounds it.
 """
 
 import heapq
@@ -27,10 +27,8 @@ from tests.support.rank_network import (
     Weather,
     again,
     check,
-    scenario,
     single,
     values,
-    wide,
 )
 
 
@@ -58,45 +56,6 @@ def test_half_precision_has_the_sums_of_its_float32_copies_rounded(half, wire, w
         expected = np.empty(numel, np.uint16)
         narrow(kind, copy.target.ctypes.data, expected.ctypes.data, numel)
         assert call.target.tobytes() == expected.tobytes()
-
-
-# -- what holds whatever the network does --
-
-
-@given(
-    st.integers(1, 5),
-    st.sampled_from([1, 2, 4, 16]),
-    st.integers(0, 2**32),
-    st.sampled_from([0.0, 0.02, 0.1, 0.3]),
-    st.sampled_from([0.0, 0.02, 0.2]),
-    st.sampled_from([0.0, 0.02, 0.3]),
-    st.sampled_from([0.0, 0.1]),
-    st.sampled_from([0, 512, 2048]),
-)
-@examples(150)
-def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late, junk, large):
-    """Random tensors, windows, starts; the sequence numbers wrap in half of the runs. With large packets, too: the bits
-    are those of ordinary ones."""
-    chooser = random.Random(seed)
-    ranks = scenario(workers, seed)
-    isn = chooser.choice([0, 2**32 - 2 * slots, 2**31 - 2 * slots, chooser.randrange(2**32) // (2 * slots) * 2 * slots])
-    windows = [chooser.randint(1, slots) for _ in range(workers)]
-    Network(
-        ranks,
-        slots=slots,
-        windows=windows,
-        isn=isn,
-        weather=Weather(loss, double, late, junk=junk),
-        seed=seed,
-        at_once=[chooser.random() < 0.5 for _ in range(workers)],
-        histories=chooser.random() < 0.7,
-        start_spread=chooser.choice([0, 10 * MILLISECOND, SECOND]),
-        large=large,
-    ).run(limit=120 * SECOND)
-    check(ranks)
-    calm = again(ranks)
-    Network(calm, slots=slots, windows=[slots] * workers).run(limit=SECOND)
-    assert wide(calm) == wide(ranks)
 
 
 def test_a_rank_that_comes_seconds_late_is_waited_for():

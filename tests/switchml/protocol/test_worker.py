@@ -123,20 +123,6 @@ def test_refuses_what_makes_no_sense():
             Worker(rank=0, workers=2, slots=4, job_tag=0, isn=0, window=window)
 
 
-def test_rounds_go_on_from_tensor_to_tensor():
-    """Chunk g is in slot g mod S whatever tensor it is of, so the versions alternate without a gap."""
-    rank = Rank(slots=4, isn=2**32 - 8)
-    sent = []
-    for chunks in (3, 1, 6):
-        rank.start(chunks)
-        packets = rank(0)
-        while packets:
-            sent += seqs(packets)
-            packets = rank(0, *(rank.result((seq - rank.isn) % 2**32) for seq in seqs(packets)))
-    assert sent == [(2**32 - 8 + g) % 2**32 for g in range(10)]
-    assert rank.worker.outstanding == 0 and rank.counters["completed"] == 3
-
-
 # -- window --
 
 
@@ -239,15 +225,7 @@ def test_what_comes_before_its_round_is_refused():
     assert rank.counters["refused"] == refused + 3 * len(early)
     rank(0, rank.result(0), rank.result(0, r=True), rank.wait(0, 1))  # late, but of this rank's
     assert rank.counters["refused"] == refused + 3 * len(early)
-
-
-def test_a_result_counts_once():
-    rank = Rank(2)
-    rank(0)
-    rank(0, rank.result(0))
-    before = snapshot(rank)
-    rank(0, rank.result(0), rank.result(0, r=True))
-    assert snapshot(rank) == before and rank.queue["base"] == 1
+    assert snapshot(rank) == before, "a result counts once"
 
 
 # -- errors --

@@ -98,30 +98,48 @@ def test_builder_refuses_nonsense(amounts):
         GraphBuilder().add_op_type("layer", **amounts)
 
 
-def test_missing_member_is_named():
-    with pytest.raises(
-        GraphError, match=r"'all-reduce' \(transfer 0, data parallel\) has 1 members, expected 2; .*rank 1"
-    ):
-        check(two_ranks(members=(0,)).build())
+def of_two(*ops, **options):
+    """Those of two ranks with another one each: its stream, or None for one of a third rank, and what is known."""
+    builder = two_ranks(**options)
+    builder.add_op_type("receive", Kind.RECV)
+    for stream, op_type, known in ops:
+        builder.add_op(builder.add_stream(builder.add_rank()) if stream is None else stream, op_type, **known)
+    return builder
 
 
-def test_member_that_comes_twice():
-    builder = two_ranks(members=(0,))
-    builder.add_op(1, 1, after=[0], transfer=0)
-    with pytest.raises(GraphError, match="rank 0 takes part twice"):
+def in_circles(streams, *after):
+    """One op after the other, in `streams`, each of a rank of its own; `after` is what each waits for."""
+    builder = GraphBuilder()
+    op_type, made = (
+        builder.add_op_type("layer"),
+        [builder.add_stream(builder.add_rank()) for _ in range(max(streams) + 1)],
+    )
+    for number, (stream, causes) in enumerate(zip(streams, after, strict=True)):
+        builder.add_op(made[stream], op_type, after=causes, micro_batch=number)
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (of_two(members=(0,)), r"'all-reduce' \(transfer 0, data parallel\) has 1 members, expected 2; .*rank 1"),
+        (of_two((1, 1, {"after": [0], "transfer": 0}), members=(0,)), "rank 0 takes part twice"),
+        (
+            of_two((None, 1, {"after": [0], "transfer": 0}), members=(0,)),
+            "rank 2, compute.* takes part in a transfer of data parallel",
+        ),
+        (of_two(after_backward=False), "2 communication ops depend on nothing .* first: all-reduce"),
+        (of_two((0, 2, {})), "receive .* takes part in no transfer"),
+        (
+            in_circles([0, 0, 1], [], [2], [1]),
+            r"in a circle: layer, micro-batch 1 \(rank 0.*, layer, micro-batch 2 \(rank 1",
+        ),
+        (in_circles([0, 0], [1], []), "circle: layer, micro-batch 0 .*layer, micro-batch 1"),  # by their stream
+    ],
+)
+def test_what_can_never_run_is_named(builder, message):
+    with pytest.raises(GraphError, match=message):
         check(builder.build())
-
-
-def test_stranger_in_a_transfer():
-    builder = two_ranks(members=(0,))
-    builder.add_op(builder.add_stream(builder.add_rank()), 1, after=[0], transfer=0)
-    with pytest.raises(GraphError, match="rank 2, compute.* takes part in a transfer of data parallel"):
-        check(builder.build())
-
-
-def test_communication_without_producer():
-    with pytest.raises(GraphError, match="2 communication ops depend on nothing .* first: all-reduce"):
-        check(two_ranks(after_backward=False).build())
 
 
 def test_communication_that_may_start_by_itself():
@@ -132,42 +150,8 @@ def test_communication_that_may_start_by_itself():
     check(builder.build())
 
 
-def test_communication_without_transfer():
-    builder = two_ranks()
-    builder.add_op(0, builder.add_op_type("receive", Kind.RECV))
-    with pytest.raises(GraphError, match="receive .* takes part in no transfer"):
-        check(builder.build())
-
-
-def test_circle_is_named():
-    builder = GraphBuilder()
-    op_type = builder.add_op_type("layer")
-    left, right = builder.add_stream(builder.add_rank()), builder.add_stream(builder.add_rank())
-    builder.add_op(left, op_type)
-    builder.add_op(left, op_type, after=[2], micro_batch=1)
-    builder.add_op(right, op_type, after=[1], micro_batch=2)
-    with pytest.raises(
-        GraphError, match=r"in a circle: layer, micro-batch 1 \(rank 0.*, layer, micro-batch 2 \(rank 1"
-    ):
-        check(builder.build())
-
-
-def test_circle_through_a_stream():
-    """Op 0 waits for op 1, which stands behind it on the same stream."""
-    builder = GraphBuilder()
-    stream, op_type = builder.add_stream(builder.add_rank()), builder.add_op_type("layer")
-    builder.add_op(stream, op_type, after=[1], micro_batch=0)
-    builder.add_op(stream, op_type, micro_batch=1)
-    with pytest.raises(GraphError, match="circle: layer, micro-batch 0 .*layer, micro-batch 1"):
-        check(builder.build())
-
-
 def test_later_op_may_be_waited_for():
-    builder = GraphBuilder()
-    rank, op_type = builder.add_rank(), builder.add_op_type("layer")
-    builder.add_op(builder.add_stream(rank), op_type, after=[1])
-    builder.add_op(builder.add_stream(rank), op_type)
-    check(builder.build())
+    check(in_circles([0, 1], [1], []).build())
 
 
 @pytest.mark.parametrize(

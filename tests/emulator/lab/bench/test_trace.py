@@ -1,27 +1,22 @@
 """The measurement reads what it wrote."""
 
-import json
-
-from click.testing import CliRunner
-
 from emulator.lab.bench import trace as bench
 from emulator.traces.readers.read import read
-from emulator.traces.summary import summary
-from switchml.cli.main import cli
+from emulator.traces.summary import of_job
+from tests.support.commands import told
 
 
 def test_generated_traces_are_traces(tmp_path):
     for name in ("rank-0.json", "rank-0.json.gz"):
         size = bench.write(tmp_path / name, 1_500_000)
         assert 1_500_000 <= size < 1_510_000
-        report = summary(read(tmp_path / name)[0])
+        (report,) = of_job(read(tmp_path / name))["ranks"]
         assert report["missing"] == []
         assert report["collectives"][0]["bytes"] == 4 << 20
 
 
 def test_bench_trace_prints_figures():
-    result = CliRunner().invoke(cli, ["bench", "trace", "--size", "1MB", "--compare", "--json"])
-    report = json.loads(result.stdout)
+    report = told("bench", "trace", "--size", "1MB", "--compare")
     assert report["json_bytes"] >= 1_000_000
     assert report["events"] > 3000
     assert report["peak_bytes"] > report["start_bytes"]

@@ -1,17 +1,12 @@
 """Memory beside what torch allocates here, and the command. The published figures are in test_page.py."""
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
-from switchml.cli.main import cli
+from tests.support.commands import told
 
 
 def test_the_command_without_torch():
-    report = CliRunner().invoke(cli, ["validate", "memory", "--no-measure", "--json"])
-    assert report.exit_code == 0, report.output
-    assert json.loads(report.stdout)["mape"] < 0.05
+    assert told("validate", "memory", "--no-measure")["mape"] < 0.05
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "operators"])

@@ -1,8 +1,5 @@
 """`switchml validate peers`: the cluster it describes, and a short run of it."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from emulator.lab.validation.peers.measure import BACKENDS, PeersPlan, star_clus
 from emulator.peers.settings import PeerSettings
 from emulator.peers.world import Costs
 from switchml.errors import ConfigError
+from tests.support.commands import run_json
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -43,10 +41,7 @@ def test_a_short_validation(require_program, tmp_path):
     require_program("ip")
     require_program("tc")
     options = ["--ranks", "2", "--rates", "100mbit", "--steps", "3", "--layers", "1", "--batch", "32"]
-    command = [sys.executable, "-m", "switchml", "validate", "peers", *options, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = run_json("validate", "peers", *options)
     assert [row["name"] for row in report["rows"]] == ["2 ranks, gloo, 100 Mbit/s", "2 ranks, switchml, 100 Mbit/s"]
     wire_s = report["gradient_bytes"] * 8 / 100e6
     for row in report["rows"]:

@@ -1,10 +1,8 @@
 """`switchml validate real`: what counts as an error, what is predicted from what, and a small run of the real thing."""
 
-import json
 import random
 
 import pytest
-from click.testing import CliRunner
 
 from emulator.lab.validation.real import collectives, litdata_loading
 from emulator.lab.validation.real import measure as real
@@ -13,8 +11,8 @@ from emulator.lab.validation.real.loading import spread
 from emulator.lab.validation.real.measure import Calibration, Layout, RealPlan, RealValidation, Row
 from emulator.lab.validation.rows import Row as ScatterRow
 from emulator.networks.testbed.star import BURST_BYTES
-from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support.commands import told
 
 
 def row(measured_s, predicted_s, is_calibration=False, backend="gloo", workers=4, rate_bps=1e7):
@@ -84,10 +82,7 @@ def test_two_workers_at_two_rates(tmp_path):
     pytest.importorskip("torch")
     picture = tmp_path / "real.png"
     arguments = ["validate", "real", "--ranks", "2", "--rates", "20mbit,40mbit", "--steps", "3"]
-    arguments += ["--part", "links"]
-    result = CliRunner().invoke(cli, [*arguments, "--plot", str(picture), "--json"])
-    assert result.exit_code == 0, result.stderr
-    report = json.loads(result.stdout)
+    report = told(*arguments, "--part", "links", "--plot", picture)
     assert len(report["rows"]) == 4 and sum(one["is_calibration"] for one in report["rows"]) == 2
     assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in report["rows"])
     assert picture.read_bytes().startswith(b"\x89PNG")

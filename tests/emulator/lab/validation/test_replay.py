@@ -1,15 +1,12 @@
 """`switchml validate replay`: what it counts, and a small run of the real thing."""
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
 from emulator.lab.validation.clocks import Recovered
 from emulator.lab.validation.replay.measure import ReplayPlan, ReplayValidation
 from emulator.lab.validation.rows import Row
-from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support.commands import told
 
 
 def test_self_replays_and_what_ifs_are_counted_apart():
@@ -42,11 +39,7 @@ def test_two_workers(tmp_path):
     pytest.importorskip("torch")
     picture = tmp_path / "replay.png"
     arguments = ["validate", "replay", "--ranks", "2", "--steps", "3", "--layers", "2", "--width", "128"]
-    result = CliRunner().invoke(
-        cli, [*arguments, "--rate", "20mbit", "--keep", str(tmp_path), "--plot", str(picture), "--json"]
-    )
-    assert result.exit_code == 0, result.stderr
-    report = json.loads(result.stdout)
+    report = told(*arguments, "--rate", "20mbit", "--keep", tmp_path, "--plot", picture)
     names = [row["name"] for row in report["rows"] if row["kind"] == "what-if"]
     assert [name.removeprefix("2 ranks, ") for name in names] == [
         "half the bandwidth", "other buckets", "a slow rank", "the aggregator",

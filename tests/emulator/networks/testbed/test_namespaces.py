@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -17,6 +16,7 @@ from emulator.networks.testbed import namespaces, star
 from emulator.networks.testbed.namespaces import Lab
 from emulator.networks.testbed.star import LinkOptions, Star
 from switchml.errors import ConfigError, SwitchMLError
+from tests.support.launch import until
 
 HOLDER = """
 import subprocess, sys, time
@@ -39,13 +39,6 @@ def iproute2(require_program):
 def names_of(pid: int) -> list[str]:
     prefix = f"{namespaces.PREFIX}-{pid}-"
     return [name for name in os.listdir(namespaces.NETNS_DIR) if name.startswith(prefix)]
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def datagrams_through(net: Star, count: int, size: int = 100) -> tuple[int, int]:
@@ -104,7 +97,7 @@ def test_star_with_loss_and_delay(iproute2):
             assert (plan["loss"], plan["delay_s"], plan["seed"]) == (0.1, 0.002, 2)  # test_link.py: what they do
             arrived, sent = datagrams_through(net, 500)
             # Marks may still be on their way in a link, in a queue, or between the two counts.
-            wait_until(lambda: nothing_under_way(net.links(), sent))
+            until(lambda: nothing_under_way(net.links(), sent))
             counts = net.links()
         finally:
             net.close()
@@ -132,7 +125,7 @@ def test_a_queue_too_short_drops(iproute2):
         with net.hosts[0].call(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as source:
             for _ in range(100):
                 source.sendto(bytes(1000), (net.address(1), 9))
-        wait_until(lambda: net.queues()["up"].dropped > 50)
+        until(lambda: net.queues()["up"].dropped > 50)
 
 
 @pytest.mark.root
@@ -143,7 +136,7 @@ def test_nothing_stays(iproute2, ending):
     assert len(names_of(holder.pid)) == 2
     holder.send_signal(ending)
     holder.communicate(timeout=DEADLINE_S)
-    wait_until(lambda: not psutil.pid_exists(inside) or psutil.Process(inside).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not psutil.pid_exists(inside) or psutil.Process(inside).status() == psutil.STATUS_ZOMBIE)
     if ending == signal.SIGKILL:
         assert len(names_of(holder.pid)) == 2
         with Lab():  # the next one cleans up
@@ -164,7 +157,7 @@ def test_a_zombie_is_dead(iproute2):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
     holder.stdout.readline()
     holder.kill()
-    wait_until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE)
     namespaces.sweep()
     assert names_of(holder.pid) == []
     holder.communicate()

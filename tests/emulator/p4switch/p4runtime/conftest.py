@@ -1,8 +1,11 @@
 """A running switch with a P4Runtime server, and a primary controller for it."""
 
+import functools
 import importlib.util
 
 import pytest
+
+from tests.support.started import started
 
 
 def pytest_ignore_collect(collection_path):
@@ -25,15 +28,7 @@ def new_controller(target):
     """The function that makes controllers, closed at the end."""
     from tests.support.p4runtime_controller import Controller
 
-    connected = []
-
-    def new(*args, **options):
-        connected.append(Controller(target, *args, **options))
-        return connected[-1]
-
-    yield new
-    for controller in connected:
-        controller.close()
+    yield from started(functools.partial(Controller, target), Controller.close)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """SetForwardingPipelineConfig and GetForwardingPipelineConfig."""
 
+import contextlib
 import json
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 from emulator.p4switch.p4runtime.server import P4RuntimeServer
 from switchml.errors import ConfigError
 from tests.support.p4runtime_controller import PATHS, config, exact, refused, v1
+from tests.support.p4runtime_seeds import SEEDS
 
 Set = v1.SetForwardingPipelineConfigRequest
 Get = v1.GetForwardingPipelineConfigRequest
@@ -80,19 +82,24 @@ def test_commit_clears_and_reconcile_keeps(primary, target):
     assert controller.read(table_entry={}) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["action_profile", "action_selector", "counters", "meters", "registers", "ternary", "value_set", "digest"]
-)
-def test_reconcile_with_every_sort_of_entity(primary, name):
+@pytest.mark.parametrize("name", SEEDS)
+def test_reconcile_keeps_entities_of_every_sort(primary, name):
     controller = primary(name)
-    before = get_everything(controller)
+    for entity in SEEDS[name](controller):
+        with contextlib.suppress(grpc.RpcError):  # the second of two that exclude each other
+            controller.write("MODIFY" if {"counter_entry", "meter_entry"} & entity.keys() else "INSERT", **entity)
+
+    def everything():
+        patterns = [{"table_entry": {"counter_data": {}}}, {"counter_entry": {}}, {"register_entry": {}},
+                    {"meter_entry": {}}, {"action_profile_member": {}}, {"action_profile_group": {}},
+                    {"value_set_entry": {}}, {"digest_entry": {}},
+                    {"packet_replication_engine_entry": {"multicast_group_entry": {}}},
+                    {"packet_replication_engine_entry": {"clone_session_entry": {}}}]  # fmt: skip
+        return [controller.read(**pattern) for pattern in patterns]
+
+    before = everything()
     controller.push(name, "RECONCILE_AND_COMMIT")
-    assert get_everything(controller) == before
-
-
-def get_everything(controller):
-    patterns = {"table_entry": {"counter_data": {}}, "counter_entry": {}, "register_entry": {}, "meter_entry": {}}
-    return [controller.read(**{name: fields}) for name, fields in patterns.items()]
+    assert everything() == before and any(before)
 
 
 def test_reconcile_with_what_does_not_fit(primary, target):

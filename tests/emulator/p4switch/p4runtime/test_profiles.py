@@ -6,7 +6,8 @@ from emulator.p4switch.p4runtime.profiles import Profile, Profiles
 from emulator.p4switch.program.ir import MatchParam
 from switchml.control.p4runtime_protos import info
 from switchml.errors import ControlError
-from tests.support.p4runtime_controller import eventually, exact, refused, short, v1
+from tests.support.launch import until
+from tests.support.p4runtime_controller import exact, refused, short, v1
 
 
 def lpm(value, length):
@@ -155,9 +156,9 @@ def test_members_that_watch_a_port(selector, target, watch):
     (item,) = target.state.action_profiles[0].groups.values()
     assert item.eligible.tolist() == [0]
     target.ports.up = {7}
-    eventually(lambda: item.eligible.tolist() == [0, 1, 1])
+    until(lambda: item.eligible.tolist() == [0, 1, 1])
     target.ports.up = {6}
-    eventually(lambda: item.eligible.tolist() == [0])
+    until(lambda: item.eligible.tolist() == [0])
     assert selector.read(action_profile_group={}) == [v1.ActionProfileGroup(**watching)]
     selector.write("MODIFY", action_profile_group=group(selector, 10, {10: 1, 20: 2}))
     assert item.eligible.tolist() == [0, 1, 1]
@@ -173,14 +174,7 @@ def test_actions_of_a_one_shot_that_watch_a_port(selector, target):
     (item,) = target.state.action_profiles[0].groups.values()
     assert item.eligible.tolist() == [1]
     target.ports.up = {7}
-    eventually(lambda: item.eligible.tolist() == [0, 1])
-    assert selector.read(table_entry={}) == [entry]
-
-
-def test_reconcile_keeps_groups_and_one_shots(selector):
-    entry = to(selector, action_profile_action_set=action_set(selector, 1, 2))
-    selector.write("INSERT", table_entry=entry)
-    selector.push("action_selector", "RECONCILE_AND_COMMIT")
+    until(lambda: item.eligible.tolist() == [0, 1])
     assert selector.read(table_entry={}) == [entry]
 
 

@@ -11,15 +11,3 @@ def test_messages_survive_the_wire():
     entry = protos.v1.TableEntry(table_id=7, match=[{"field_id": 1, "lpm": {"value": b"\n", "prefix_len": 8}}])
     assert protos.v1.TableEntry.FromString(entry.SerializeToString()) == entry
     assert protos.info.MatchField.OPTIONAL == 6
-
-
-def test_all_calls_are_there():
-    names = {method.name for method in protos.SERVICE.methods}
-    assert names == {
-        "Write",
-        "Read",
-        "SetForwardingPipelineConfig",
-        "GetForwardingPipelineConfig",
-        "StreamChannel",
-        "Capabilities",
-    }

@@ -6,7 +6,8 @@ import pytest
 
 from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.process import compiled
-from tests.support.p4runtime_controller import CPU_PORT, eventually, exact, refused, short, v1
+from tests.support.launch import until
+from tests.support.p4runtime_controller import CPU_PORT, exact, refused, short, v1
 
 ETHERNET = bytes.fromhex("000000000001 000000000002 0800")
 FRAME = ETHERNET + bytes(50)
@@ -38,7 +39,7 @@ def test_packets_through_the_compiled_engine(primary, target):
     target.receive(300, FRAME)
     assert controller.stream.next("packet").payload == FRAME
     controller.stream.send(packet={"payload": FRAME, "metadata": [{"metadata_id": 1, "value": short(300)}]})
-    wait_for(lambda: any(number == 300 for number, _ in target.ports.sent))
+    until(lambda: any(number == 300 for number, _ in target.ports.sent))
 
 
 def test_only_primaries_get_packets(primary, new_controller, target):
@@ -56,7 +57,7 @@ def test_packet_out(primary, target):
     fields = [{"metadata_id": 3, "value": b"\xbe\xef"}, {"metadata_id": 1, "value": short(300)}]
     controller.stream.send(packet={"payload": FRAME, "metadata": fields})
     controller.stream.send(packet={"payload": FRAME})  # what is not given is 0
-    wait_for(lambda: len(sent) == 2)
+    until(lambda: len(sent) == 2)
     assert sent == [(300, FRAME[:12] + b"\xbe\xef" + FRAME[14:]), (0, FRAME[:12] + b"\0\0" + FRAME[14:])]
 
 
@@ -127,7 +128,7 @@ def test_backup_replicas(primary, target):
         (set(), [(1, 5), (4, 0)]),
     ]:
         target.ports.up = up
-        eventually(lambda expected=expected: copies(1) == expected)
+        until(lambda expected=expected: copies(1) == expected)
     target.ports.up = {2}
     session = {"session_id": 3, "replicas": [first]}
     controller.write("INSERT", packet_replication_engine_entry={"clone_session_entry": session})
@@ -207,7 +208,7 @@ def test_digests(learner, target):
         target.receive(3, frame_from(source))
     assert learner.stream.is_quiet()
     learner.stream.send(digest_ack={"digest_id": first.digest_id, "list_id": first.list_id})
-    wait_for(lambda: not target.state.digests[0].known)
+    until(lambda: not target.state.digests[0].known)
     for source in (1, 2):
         target.receive(3, frame_from(source))
     second = learner.stream.next("digest")
@@ -218,7 +219,7 @@ def test_digests_by_time(learner, target):
     learner.write("INSERT", digest_entry=digest_entry(learner, max_timeout_ns=20_000_000, ack_timeout_ns=30_000_000))
     target.receive(3, frame_from(1))
     assert samples(learner.stream.next("digest")) == [(1, 3)]
-    wait_for(lambda: not target.state.digests[0].known)  # the time for an acknowledgement is over
+    until(lambda: not target.state.digests[0].known)  # the time for an acknowledgement is over
     learner.write("MODIFY", digest_entry=digest_entry(learner, max_list_size=100))
     target.receive(3, frame_from(1))  # no time to wait, and nothing to acknowledge
     target.receive(3, frame_from(1))
@@ -240,10 +241,3 @@ def test_bad_digests(learner):
     learner.write("INSERT", digest_entry=digest_entry(learner))
     with refused("ALREADY_EXISTS"):
         learner.write("INSERT", digest_entry=digest_entry(learner))
-
-
-def wait_for(condition, seconds=100):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)

@@ -144,22 +144,22 @@ def test_bad_actions(primary):
     ]:
         with refused(code, word):
             insert(controller, "forward", match, action)
-    with refused("INVALID_ARGUMENT", "is_const"):
-        insert(controller, "forward", match, send, is_const=True)
-    with refused("INVALID_ARGUMENT", "do not age"):
-        insert(controller, "forward", match, send, idle_timeout_ns=1)
-    with refused("INVALID_ARGUMENT", "no direct counter"):
-        insert(controller, "forward", match, send, counter_data={})
-    with refused("INVALID_ARGUMENT"):
-        controller.write("INSERT", table_entry={"table_id": 99})
-    with refused("INVALID_ARGUMENT"):
-        controller.write("INSERT", table_entry={})
-    with refused("INVALID_ARGUMENT"):
-        controller.write("UNSPECIFIED", table_entry=controller.entry("forward", match, send))
-    with refused("INVALID_ARGUMENT"):
-        controller.write("INSERT")
-    with refused("UNIMPLEMENTED"):
-        controller.write("INSERT", extern_entry={})
+    for fields, word in [
+        ({"is_const": True}, "is_const"),
+        ({"idle_timeout_ns": 1}, "do not age"),
+        ({"counter_data": {}}, "no direct counter"),
+    ]:
+        with refused("INVALID_ARGUMENT", word):
+            insert(controller, "forward", match, send, **fields)
+    for kind, entity, code in [
+        ("INSERT", {"table_entry": {"table_id": 99}}, "INVALID_ARGUMENT"),
+        ("INSERT", {"table_entry": {}}, "INVALID_ARGUMENT"),
+        ("UNSPECIFIED", {"table_entry": controller.entry("forward", match, send)}, "INVALID_ARGUMENT"),
+        ("INSERT", {}, "INVALID_ARGUMENT"),
+        ("INSERT", {"extern_entry": {}}, "UNIMPLEMENTED"),
+    ]:
+        with refused(code):
+            controller.write(kind, **entity)
     assert entries_of(controller, "forward") == []
 
 

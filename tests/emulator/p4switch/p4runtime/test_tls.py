@@ -1,9 +1,5 @@
 """P4Runtime over TLS: simple_switch_grpc's options --grpc-server-ssl and so on."""
 
-import datetime
-import ipaddress
-from pathlib import Path
-
 import grpc
 import pytest
 from click.testing import CliRunner
@@ -16,36 +12,8 @@ from emulator.p4switch.program.loader.loader import load
 from emulator.p4switch.switch import Switch
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support.certificates import certificate
 from tests.support.p4runtime_controller import v1
-
-pytest.importorskip("cryptography", reason="needs the package cryptography, which makes certificates")
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
-
-def certificate(folder: Path, name: str, signer=None) -> tuple[Path, Path, tuple]:
-    """(certificate, key, what signs others with it) for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    issuer, signing_key = signer or (subject, key)
-    now = datetime.datetime.now(datetime.timezone.utc)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(signing_key, hashes.SHA256())
-    )  # fmt: skip
-    paths = folder / f"{name}.crt", folder / f"{name}.key"
-    paths[0].write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return *paths, (subject, key)
 
 
 def version(port: int, tls: grpc.ChannelCredentials | None) -> str:

@@ -27,9 +27,13 @@ def switch(switch, request):
 # Where packets go
 
 
-def test_a_packet_that_nobody_sends_goes_to_port_0(switch):
-    [(port, _)] = switch("metadata").receive(4, ETHERNET + bytes(12))
-    assert port == 0
+@pytest.mark.parametrize(
+    ("mode", "ports"),
+    [(0, [0]), (2, []), (5, []), (4, [0])],
+    ids=["nobody sends it", "511 drops in ingress", "511 drops in egress", "egress can't change the port"],
+)
+def test_where_packets_go(switch, mode, ports):
+    assert [port for port, _ in switch("metadata").receive(4, ETHERNET + bytes([mode]) + bytes(11))] == ports
 
 
 def test_lengths_ports_and_what_egress_spec_says(switch):
@@ -45,28 +49,12 @@ def test_removing_a_header_shrinks_packet_length_in_egress(switch):
     assert (port, frame[2:6]) == (4, number(26) + number(12))
 
 
-@pytest.mark.parametrize("mode", [2, 5])
-def test_511_drops_in_ingress_and_in_egress(switch, mode):
-    assert switch("metadata").receive(4, ETHERNET + bytes([mode]) + bytes(11)) == []
-
-
-def test_egress_can_not_change_the_port(switch):
-    [(port, _)] = switch("metadata").receive(4, ETHERNET + b"\4" + bytes(11))
-    assert port == 0
-
-
-# exit
-
-
-def test_exit_ends_ingress_but_not_egress(switch):
-    [(_, frame)] = switch("exit").receive(1, ETHERNET + b"\1\0\0")
-    assert frame[14:] == b"\1\x10\2"
-
-
-def test_exit_in_a_control_and_in_egress(switch):
-    running = switch("exit")
-    assert running.receive(1, ETHERNET + b"\2\0\0")[0][1][14:] == b"\2\x21\2"
-    assert running.receive(1, ETHERNET + b"\3\0\0")[0][1][14:] == b"\3\x41\1"
+@pytest.mark.parametrize(
+    "told", [b"\1\x10\2", b"\2\x21\2", b"\3\x41\1"], ids=["ends ingress, not egress", "in a control", "in egress"]
+)
+def test_exit(switch, told):
+    [(_, frame)] = switch("exit").receive(1, ETHERNET + told[:1] + b"\0\0")
+    assert frame[14:] == told
 
 
 # Multicast
@@ -218,20 +206,14 @@ def test_a_queue_with_a_rate_lets_packets_go_one_by_one(switch):
     assert depths(frame) == (1, 0)
 
 
-def test_a_full_queue_drops(switch):
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_full_queue_drops(switch, depth):
     running = switch("queues")
     running.state.queues.set_rate(10, port=2)
-    running.state.queues.set_depth(2, port=2)
-    for _ in range(5):
-        running.receive(1, queued(2))
+    running.state.queues.set_depth(depth, port=2)
+    sent = [running.receive(1, queued(2)) for _ in range(5)]
     running.now = 10_000_000
-    assert len(running.poll()) == 2
-
-
-def test_a_queue_of_depth_0_drops_everything(switch):
-    running = switch("queues")
-    running.state.queues.set_depth(0)
-    assert running.receive(1, queued(2)) == []
+    assert len(running.poll()) == depth and (depth or not any(sent))
 
 
 def test_the_higher_priority_leaves_first_and_one_too_high_is_dropped(switch):

@@ -20,6 +20,7 @@ from emulator.p4switch.program.loader import loader
 from emulator.p4switch.switch import Switch
 from switchml.errors import ConfigError
 from switchml.net import packet_ring
+from tests.support.launch import until
 
 logging.getLogger("scapy.runtime").setLevel(logging.ERROR)
 from scapy.layers.inet import IP, UDP  # noqa: E402
@@ -295,13 +296,6 @@ def passes(left: socket.socket, right: socket.socket, data: bytes) -> None:
     assert receive(right, PROBE + data)
 
 
-def eventually(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.fixture
 def cable(wire, ports):
     """The namespace of the switch, its hosts, and raw sockets of the hosts."""
@@ -322,10 +316,10 @@ def test_a_link_that_goes_down_and_comes_back(ports, cable):
     inside, _, left, right = cable
     for n in range(3):
         inside.ip("link set v2 down")
-        eventually(lambda: not is_up(ports, 2))
-        eventually(lambda: not _has_error(ports, 2))
+        until(lambda: not is_up(ports, 2))
+        until(lambda: not _has_error(ports, 2))
         inside.ip("link set v2 up")
-        eventually(lambda: is_up(ports, 2))
+        until(lambda: is_up(ports, 2))
         passes(left, right, b"after %d" % n)
 
 
@@ -341,10 +335,10 @@ def test_a_link_that_is_down_at_the_start(ports, cable):
     ports.remove(2)
     inside.ip("link set v2 down")
     inside.call(lambda: ports.add(2, "v2"))
-    eventually(lambda: not _has_error(ports, 2))
+    until(lambda: not _has_error(ports, 2))
     assert not is_up(ports, 2)
     inside.ip("link set v2 up")
-    eventually(lambda: is_up(ports, 2))
+    until(lambda: is_up(ports, 2))
     passes(left, right, b"first")
 
 
@@ -353,7 +347,7 @@ def test_an_error_that_nobody_has_read_costs_no_frame(ports, cable):
     inside, _, left, right = cable
     for n in range(20):
         inside.ip("link set v2 down", "link set v2 up")
-        eventually(lambda: is_up(ports, 2))
+        until(lambda: is_up(ports, 2))
         ports.send([(2, (PROBE + b"flap %02d" % n).ljust(60))])
         assert receive(right, b"flap %02d" % n)
 
@@ -363,10 +357,10 @@ def test_an_interface_that_vanishes_and_comes_back(ports, cable):
     inside, (_, host), left, right = cable
     for n in range(2):
         inside.ip("link del v2")
-        eventually(lambda: not is_up(ports, 2))
+        until(lambda: not is_up(ports, 2))
         inside.ip(f"link add v2 type veth peer name eth0 netns {host.name}", "link set v2 up")
         host.ip("link set eth0 address 02:00:00:00:00:02", "link set eth0 up")
-        eventually(lambda: is_up(ports, 2))
+        until(lambda: is_up(ports, 2))
         with host.call(raw_socket) as again:
             passes(left, again, b"once more %d" % n)
             again.send((PROBE + b"back %d" % n).ljust(60))
@@ -377,7 +371,7 @@ def test_an_interface_that_vanishes_and_comes_back(ports, cable):
 def test_an_interface_that_is_renamed_or_gets_another_mtu(ports, cable):
     inside, (one, two), left, right = cable
     inside.ip("link set v2 down", "link set v2 name other", "link set other up")
-    eventually(lambda: is_up(ports, 2))
+    until(lambda: is_up(ports, 2))
     passes(left, right, b"renamed")
     for name, space in (("v1", inside), ("other", inside), ("eth0", one), ("eth0", two)):
         space.ip(f"link set {name} mtu 9000")

@@ -54,48 +54,45 @@ net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 BYTES = 4 * (2 * 64 * 256 + 256 + 64)
 
 
-@pytest.mark.slow
-def test_accelerate(tmp_path):
-    pytest.importorskip("accelerate")
-    text = """
-    from accelerate import Accelerator
-    accelerator = Accelerator(mixed_precision="bf16")
-    net, optimizer, data = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), data)
-    for (batch,) in data:
-        loss = net(batch).square().mean()
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    """
-    result = play(tmp_path, DATA + textwrap.dedent(text), world=16)["result"]
-    assert result["collectives"]["all_reduce"]["bytes"] == pytest.approx(BYTES, rel=0.01)
+PACKAGES = {
+    "accelerate": """
+from accelerate import Accelerator
+accelerator = Accelerator(mixed_precision="bf16")
+net, optimizer, data = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), data)
+for (batch,) in data:
+    loss = net(batch).square().mean()
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "lightning": """
+import lightning
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch, index):
+        loss = self.net(batch[0]).square().mean()
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+options = dict(logger=False, enable_checkpointing=False, precision="bf16-mixed", max_epochs=1)
+lightning.Trainer(accelerator="gpu", devices=8, num_nodes=2, strategy="ddp", **options).fit(Module(), data)
+""",
+}
 
 
 @pytest.mark.slow
-def test_lightning(tmp_path):
-    lightning = pytest.importorskip("lightning")
-    assert lightning.__version__
-    text = """
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def training_step(self, batch, index):
-            loss = self.net(batch[0]).square().mean()
-            self.log("loss", loss, prog_bar=True)
-            return loss
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters())
-
-    options = dict(logger=False, enable_checkpointing=False, precision="bf16-mixed", max_epochs=1)
-    lightning.Trainer(accelerator="gpu", devices=8, num_nodes=2, strategy="ddp", **options).fit(Module(), data)
-    """
-    result = play(tmp_path, DATA + textwrap.dedent(text), world=16)["result"]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_gradient_is_reduced_once(tmp_path, package):
+    pytest.importorskip(package)
+    result = play(tmp_path, DATA + PACKAGES[package], world=16)["result"]
     assert result["collectives"]["all_reduce"]["bytes"] == pytest.approx(BYTES, rel=0.01)
 
 

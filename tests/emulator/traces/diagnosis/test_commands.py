@@ -1,7 +1,6 @@
 """`switchml trace diagnose` and `switchml trace diff` on files of a job with known troubles."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +16,13 @@ from emulator.traces.join import join
 from emulator.traces.readers import native
 from emulator.traces.readers.read import read as read_traces
 from switchml.cli.main import cli
-from tests.support.html_pages import Seen
+from tests.support.commands import told
+from tests.support.html_pages import read_page
 from tests.support.kineto_data import published
 from tests.support.traced_jobs import Job, traced
+
+pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
 
 TROUBLED = Job(
     ranks=6,
@@ -52,7 +55,6 @@ def run(*arguments):
 
 
 def test_diagnose(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
     page, timeline = tmp_path / "out.html", tmp_path / "out.json"
     done = run("diagnose", folder, "--json", "--report", page, "--timeline", timeline)
@@ -75,7 +77,6 @@ def test_diagnose(tmp_path):
 
 @pytest.mark.slow
 def test_one_iteration(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
     assert json.loads(run("diagnose", folder, "--json", "--iteration", 3).stdout)["findings"]
     done = run("diagnose", folder, "--iteration", 9)
@@ -83,12 +84,9 @@ def test_one_iteration(tmp_path):
 
 
 def test_diff(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     a = write(replace(TROUBLED, load_s=0.001), tmp_path / "a")
     b = write(TROUBLED, tmp_path / "b")
-    done = run("diff", a, b, "--json")
-    assert done.exit_code == 0, done.output
-    said = json.loads(done.stdout)
+    said = told("trace", "diff", a, b)
     whole_s = said["iteration"]["difference_s"]
     for rows in (said["parts"], said["critical_path"]):
         assert sum(row["difference_s"] for row in rows) + said["unexplained_s"] == pytest.approx(whole_s)
@@ -101,11 +99,8 @@ def test_diff(tmp_path):
 @pytest.mark.parametrize("name", ["nccl_data.json.gz", "alexnet.json.gz", "mi250.json.gz"])
 def test_published_traces(name, tmp_path):
     """Of accelerators that their hosts don't keep busy; what a start-up takes is seen for what it is."""
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     path = published(name)
-    done = run("diagnose", path, "--json", "--report", tmp_path / "out.html")
-    assert done.exit_code == 0, done.output
-    said = json.loads(done.stdout)
+    said = told("trace", "diagnose", path, "--report", tmp_path / "out.html")
     assert said["replay_error"] == pytest.approx(0, abs=0.03)
     first = "starved accelerator" if name.startswith("nccl") else "first use"  # the others are of first iterations
     assert said["findings"][0]["kind"] == first
@@ -116,7 +111,6 @@ def test_published_traces(name, tmp_path):
 
 def test_compute_is_what_kernels_cover():
     """The trace says so itself, without graph or replay: how much of each iteration its kernels cover."""
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     (trace,) = read_traces(published("nccl_data.json.gz"))
     events, own = trace.events, iterations(trace)
     lanes = np.array([lane.kind for lane in trace.lanes])
@@ -144,17 +138,9 @@ def test_picture_of_what_was_found(found, tmp_path, ending):
         assert "what changes gain" in path.read_text() and "waiting for peers" in path.read_text()
 
 
-def read(path):
-    seen = Seen()
-    seen.feed(path.read_text())
-    assert seen.open == [] and seen.links == []
-    return re.sub(r"\s+", " ", " ".join(seen.words))
-
-
 def test_page_says_what_was_found(found, tmp_path):
-    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
     write_page(found, tmp_path / "out.html", "Diagnosis of <run>")
-    text = read(tmp_path / "out.html")
+    text = " ".join(" ".join(read_page(tmp_path / "out.html")).split())
     assert "Diagnosis of <run>" in text and "nan" not in text and "None" not in text
     for finding in found.findings:
         for words in (finding.title, *finding.evidence, *finding.settings):
@@ -177,9 +163,8 @@ def test_path_on_the_page_is_the_critical_path(found):
 
 @pytest.mark.parametrize("job", [Job(bytes_per_s=5e10, latency_s=2e-5), Job(ranks=1), Job(ranks=40, load_s=0.01)])
 def test_pages_of_other_jobs(job, tmp_path):
-    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
     write_page(diagnose(traced(job)), tmp_path / "out.html", "a job")
-    text = read(tmp_path / "out.html")
+    text = " ".join(" ".join(read_page(tmp_path / "out.html")).split())
     assert ("24 further ranks are not shown" in text) == (job.ranks == 40)
 
 
@@ -187,7 +172,6 @@ def test_pages_of_other_jobs(job, tmp_path):
 @pytest.mark.needs("chromium", "chromedriver")
 def test_browser_draws_the_page(found, tmp_path, browser):
     """All of the charts are drawn, no text of theirs leaves the page, and the page fits its window."""
-    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
     write_page(found, tmp_path / "out.html", "Diagnosis of a run")
     for width in (1280, 400):
         browser.open((tmp_path / "out.html").as_uri(), width)

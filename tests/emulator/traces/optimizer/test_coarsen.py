@@ -13,28 +13,19 @@ from emulator.traces.whatif.buckets import MIB, rebucket
 from emulator.traces.whatif.codec_costs import CodecCost
 from emulator.traces.whatif.fusion import continues_run
 from tests.support import ddp_jobs
+from tests.support.ddp_jobs import CAPS
 from tests.support.examples import examples
 
 CODECS = {"half": CodecCost(0.5, 2e9), "top": CodecCost(0.02, 2e8, gathers=True)}
 
 
-@st.composite
-def jobs(draw, most=7):
-    count = draw(st.integers(1, most))
-    ranks = draw(st.integers(2, 3))
-    return ddp_jobs.ddp(
-        [size * MIB / 4 for size in draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))],
-        [seconds / 256 for seconds in draw(st.lists(st.integers(0, 8), min_size=count, max_size=count))],
-        ranks=ranks,
-        fixed_s=draw(st.sampled_from([0.0, 1 / 64])),
-        bytes_per_s=64.0 * MIB,
-        waits_for_own=draw(st.booleans()),
-        caps=draw(CAPS),
-        slowness=draw(st.lists(st.sampled_from([1.0, 1.5]), min_size=ranks, max_size=ranks)),
-    )
-
-
-CAPS = st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=3).map(tuple)
+JOBS = ddp_jobs.jobs(
+    7,
+    ranks=st.integers(2, 3),
+    waits_for_own=st.booleans(),
+    caps=CAPS,
+    slowness=st.lists(st.sampled_from([1.0, 1.5]), min_size=3, max_size=3),
+)
 SETTINGS = st.builds(
     Setting,
     buckets=st.one_of(st.just(()), CAPS),
@@ -54,7 +45,7 @@ def end_s(joined):
 
 
 @examples(60)
-@given(jobs(), CAPS)
+@given(JOBS, CAPS)
 def test_each_way_of_making_it_smaller_is_exact(job, caps):
     whole_s = end_s(rebucket(job, caps))
     for smaller in (frozen, merged, folded, coarsen):
@@ -65,7 +56,7 @@ def test_each_way_of_making_it_smaller_is_exact(job, caps):
 
 
 @examples(80)
-@given(jobs(), SETTINGS)
+@given(JOBS, SETTINGS)
 def test_a_setting_is_worth_the_same_on_the_whole_job(job, setting):
     machine = Machine.of(job, codecs=CODECS, memory=Memory(limit=1e12, activations=1e9), half_speed=2.0)
     objective = Objective(job, machine)

@@ -21,16 +21,8 @@ from tests.support.examples import examples
 CODECS = {"half": CodecCost(0.5, 2e8, lanes="int16"), "quarter": CodecCost(0.25, 5e7)}
 
 
-@st.composite
-def jobs(draw, own=False, most=6):
-    count = draw(st.integers(1, most))
-    return ddp_jobs.ddp(
-        [size * MIB / 4 for size in draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))],
-        [seconds / 256 for seconds in draw(st.lists(st.integers(0, 8), min_size=count, max_size=count))],
-        fixed_s=draw(st.sampled_from([0.0, 1 / 512, 1 / 64])),
-        bytes_per_s=64.0 * MIB,
-        waits_for_own=draw(st.booleans()) if own else False,
-    )
+def jobs(most=6, **others):
+    return ddp_jobs.jobs(most, fixed_s=st.sampled_from([0.0, 1 / 512, 1 / 64]), **others)
 
 
 DOUBTS = st.sampled_from([0.0, 1 / 512, 1 / 32])
@@ -59,7 +51,7 @@ def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job, uncer
 
 
 @examples(15)
-@given(jobs(own=True), DOUBTS)
+@given(jobs(waits_for_own=st.booleans()), DOUBTS)
 def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job, uncertainty_s):
     machine = Machine.of(job, uncertainty_s=uncertainty_s)
     found = search(Objective(job, machine), Allowed(passes=("buckets",)), trials=500)

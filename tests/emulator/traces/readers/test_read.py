@@ -16,6 +16,7 @@ from emulator.traces.readers.read import read
 from emulator.traces.writers import chrome as chrome_write
 from switchml.cli.main import cli
 from switchml.errors import TraceError
+from tests.support.commands import told
 from tests.support.kineto_data import published, same, span, write
 
 
@@ -161,10 +162,9 @@ def test_an_execution_trace_tells_who_waited_for_a_collective(tmp_path):
 
 def test_info_names_what_is_missing(tmp_path):
     write(tmp_path / "rank-0.json", work(0)[:1] + work(0)[2:3], distributedInfo={"rank": 0, "world_size": 4})
-    ran = CliRunner().invoke(cli, ["trace", "info", str(tmp_path), "--json"])
-    told = json.loads(ran.stdout)
-    assert told["missing"] == ["3 of 4 ranks have no trace here (1, 2, 3)"]
-    assert told["ranks"][0]["collectives"][0]["bytes"] == 400
+    said = told("trace", "info", tmp_path)
+    assert said["missing"] == ["3 of 4 ranks have no trace here (1, 2, 3)"]
+    assert said["ranks"][0]["collectives"][0]["bytes"] == 400
     assert CliRunner().invoke(cli, ["trace", "info", str(tmp_path)]).exit_code == 0
 
 
@@ -173,10 +173,7 @@ def test_convert_writes_what_read_reads(tmp_path):
     traces = read(job(tmp_path / "in"))
     for target in ("switchml", "chakra"):
         out = tmp_path / target
-        ran = CliRunner().invoke(
-            cli, ["trace", "convert", str(tmp_path / "in"), "--to", target, "--out", str(out), "--json"]
-        )
-        assert len(json.loads(ran.stdout)["files"]) == 2
+        assert len(told("trace", "convert", tmp_path / "in", "--to", target, "--out", out)["files"]) == 2
         for one, other in zip(traces, read(out), strict=True):
             same(one, other)
 

@@ -22,6 +22,7 @@ from emulator.traces.writers import chakra as chakra_write
 from emulator.traces.writers.chakra import groups_node
 from switchml.cli.main import cli
 from switchml.errors import GraphError, TraceError
+from tests.support.commands import told
 from tests.support.kineto_data import span, write
 
 CLUSTER = "a100-dgx"
@@ -198,9 +199,9 @@ def test_what_can_never_run_is_named(tmp_path):
 def test_the_command_prints_what_it_found_and_assumed(tmp_path):
     (tmp_path / "w.txt").write_text(SIMAI)
     arguments = ["trace", "emulate", str(tmp_path / "w.txt"), "--cluster", CLUSTER]
-    told = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)
-    assert told["ranks"] == 64
-    assert told["iteration_s"] == pytest.approx(played_s(read_workload(tmp_path / "w.txt")))
+    said = told(*arguments)
+    assert said["ranks"] == 64
+    assert said["iteration_s"] == pytest.approx(played_s(read_workload(tmp_path / "w.txt")))
     assert "one accelerator stands for all 64" in CliRunner().invoke(cli, arguments).stdout
     ran = CliRunner().invoke(cli, [*arguments, "--precision", "fp17"])
     assert (ran.exit_code, "did you mean fp16" in ran.stderr) == (1, True)
@@ -252,8 +253,8 @@ def test_how_many_accelerators_simais_workload_has(tmp_path):
             read_workload(open_path, given)
     with pytest.raises(TraceError, match="all_gpus is 64, but --gpus 8 was given"):
         read_workload(path, 8)
-    arguments = ["trace", "emulate", str(open_path), "--cluster", CLUSTER, "--gpus", "64", "--json"]
-    assert json.loads(CliRunner().invoke(cli, arguments).stdout)["ranks"] == 64
+    arguments = ["trace", "emulate", str(open_path), "--cluster", CLUSTER, "--gpus", "64"]
+    assert told(*arguments)["ranks"] == 64
 
 
 def test_gpus_are_no_matter_of_chakras_workloads(tmp_path):

@@ -43,27 +43,9 @@ def test_caps_of_any_runs_give_these_runs(sizes, data):
     assert assign(sizes, caps_of(sizes, bucket)).tolist() == bucket.tolist()
 
 
-@st.composite
-def jobs(draw):
-    count = draw(st.integers(1, 8))
-    sizes = draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))
-    backward_s = draw(st.lists(st.integers(0, 8), min_size=count, max_size=count))
-    given = dict(
-        sizes=[size * MIB / 4 for size in sizes],
-        backward_s=[seconds / 256 for seconds in backward_s],
-        ranks=draw(st.integers(1, 3)),
-        fixed_s=draw(st.sampled_from([0.0, 1 / 64])),
-        bytes_per_s=64.0 * MIB,
-        waits_for_own=draw(st.booleans()),
-    )
-    caps = st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=3)
-    return given, draw(caps), draw(caps)
-
-
 @examples(60)
-@given(jobs())
-def test_a_rebucketed_job_is_the_job_built_with_those_buckets(job):
-    given, before, after = job
+@given(ddp_jobs.options(8, ranks=st.integers(1, 3), waits_for_own=st.booleans()), ddp_jobs.CAPS, ddp_jobs.CAPS)
+def test_a_rebucketed_job_is_the_job_built_with_those_buckets(given, before, after):
     cost = TransferCost(given["fixed_s"], given["bytes_per_s"])
     changed = rebucket(ddp_jobs.ddp(**given, caps=before), after, cost)
     built = ddp_jobs.ddp(**given, caps=after)
