@@ -40,7 +40,7 @@ def test_layers_are_run_again_where_they_are_checkpointed(name, every):
             assert own in (other, none), number
     graph, costs = iteration.build(made, "none")
     check(graph)
-    done = graph.works.flops[graph.ops.work].sum()
+    done = graph.op_types.flops[graph.ops.op_type].sum()
     layer = job.global_batch * (24 * 512 * 1024**2 + 4 * 512**2 * 1024)
     count = sum(len(checkpointed(job.layers(GPT, stage), every)) for stage in range(job.pp))
     assert done == pytest.approx(job.global_batch * GPT.flops_per_sample(512) + count * layer)

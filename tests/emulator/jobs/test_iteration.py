@@ -129,7 +129,7 @@ def test_embedding_and_loss_take_the_places_of_layers(pp, virtual, counted):
     assert names[0][0] == "embedding" and names[-1][-1] == "loss"
     graph, costs = iteration.build(made, "none")
     check(graph)
-    assert graph.works.flops[graph.ops.work].sum() == pytest.approx(14 * GPT.flops_per_sample(512))
+    assert graph.op_types.flops[graph.ops.op_type].sum() == pytest.approx(14 * GPT.flops_per_sample(512))
     assert replay(graph, costs).makespan_s >= 14 * max(stage.seconds for stage in made.stages)
 
 

@@ -61,7 +61,7 @@ def test_gradients_of_adapters_alone_are_reduced():
     check(graph)
     reduced = [
         size
-        for name, size in zip(graph.works.name, graph.works.bytes, strict=True)
+        for name, size in zip(graph.op_types.name, graph.op_types.bytes, strict=True)
         if "gradients" in name and "bucket" in name
     ]
     assert sum(reduced) == pytest.approx(job.gradient_bytes * LLAMA.layers / 2 * RANK * (4096 + 6144) / 2)

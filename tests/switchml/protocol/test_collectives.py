@@ -139,8 +139,8 @@ class Scene:
 @examples(200)
 def test_every_rank_gets_the_exact_results(workers, slots, seed, loss, double, late, junk, large):
     """Of every kind, dtype and op, dense and sparse, one after the other or at once, with any window and start;
-    sequence numbers wrap in half of the runs. Dense all-reduces of one shape come again, with a history. With large packets the bits are
-    those of ordinary ones."""
+    sequence numbers wrap in half of the runs. Dense all-reduces of one shape come again, with a history. With
+    large packets the bits are those of ordinary ones."""
     chooser = random.Random(seed)
     wire = chooser.choice([0, 0, 1, 2])
     dtypes = [dtype for dtype in numbers.DENSE if numbers.wire(dtype) in (0, wire)]

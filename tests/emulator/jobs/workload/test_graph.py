@@ -110,10 +110,8 @@ def of_two(*ops, **options):
 def in_circles(streams, *after):
     """One op after the other, in `streams`, each of a rank of its own; `after` is what each waits for."""
     builder = GraphBuilder()
-    op_type, made = (
-        builder.add_op_type("layer"),
-        [builder.add_stream(builder.add_rank()) for _ in range(max(streams) + 1)],
-    )
+    op_type = builder.add_op_type("layer")
+    made = [builder.add_stream(builder.add_rank()) for _ in range(max(streams) + 1)]
     for number, (stream, causes) in enumerate(zip(streams, after, strict=True)):
         builder.add_op(made[stream], op_type, after=causes, micro_batch=number)
     return builder
