@@ -127,7 +127,7 @@ def test_half_precision_is_rounded_once(trio, dtype):
 def test_half_precision_in_lanes(join):
     """A job, or a call, that says so has the sums of int32 lanes, as every aggregator makes them; ranks that differ are
     told."""
-    x = [contribution(8, rank, 3000).astype("float16") for rank in range(2)]
+    x = [contribution(8, rank, 60_000).astype("float16") for rank in range(2)]
     agents, others = join(2, wire="int32"), join(2)
     results = call(agents, "allreduce", x)
     sent = agents[0].stats()["sent"]

@@ -14,7 +14,7 @@ SLOTS = 8
 
 
 def new() -> Histories:
-    return Histories(SimpleNamespace(identity={"payload": 1024, "workers": 2}, queues=[{"slots": SLOTS}]))
+    return Histories(SimpleNamespace(identity={"payload": 1024, "large": 0, "workers": 2}, queues=[{"slots": SLOTS}]))
 
 
 def of(known: Histories, numel: int, dtype: str = "float32"):

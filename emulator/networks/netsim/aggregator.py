@@ -213,7 +213,7 @@ class Aggregator:
             and slot["data"]
             and not mixed
         )
-        slot["data"] = keeps or packet.length > begin
+        slot["data"] = payload if keeps or packet.length > begin else 0
         result = job_slots.result(row)
         result[:begin] = data[:begin]
         result[0] = data.item(0) & (0xF0 | SPARSE)

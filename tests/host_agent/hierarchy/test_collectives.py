@@ -6,6 +6,7 @@ import pytest
 from host_agent.agent import HostAgent
 from host_agent.hierarchy.memory import BLOCK_BYTES, DEPTH
 from switchml.errors import PeerLost, RanksDisagree, SumOverflow
+from switchml.protocol.packet import LARGE_BYTES
 from tests.host_agent.test_collectives import REDUCE, call, odd
 from tests.support.launch import contribution, good, leave_all, on_all, total, until
 
@@ -132,7 +133,7 @@ def test_each_byte_once_on_the_link(join):
         good(on_all(agents, lambda agent, kind=kind, x=x: getattr(agent, kind)(x)))
         stats = [agent.stats() for agent in agents]
         assert stats[1]["sent"] == stats[3]["sent"] == 0
-        chunks = {"all_gather": 2, "reduce_scatter": 2, "broadcast": 1}[kind] * share * 4 // 1024
+        chunks = {"all_gather": 2, "reduce_scatter": 2, "broadcast": 1}[kind] * share * 4 // LARGE_BYTES
         for leader in (stats[0], stats[2]):
             packets = leader["sent"] - leader["retransmitted"] - leader["repeats"]
             assert chunks < packets <= chunks + 4  # and a seal for each block

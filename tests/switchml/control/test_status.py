@@ -68,6 +68,7 @@ def test_json_has_everything(busy):
         "mac": 0,
         "switch": "",
         "most_parts": 1,
+        "memory": "",
     }
     assert reply["refused"] == {"refused_address": 3, "refused_message": 0} and reply["totals"]["accepted"] == 12
     assert reply["events_address"] == "{}:{}".format(*busy.addresses.events)
