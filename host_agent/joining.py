@@ -176,7 +176,9 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             tunnel = TunnelClient(url, data_address, timeout_s=left_s)
             undo.callback(tunnel.close)
             data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
-        shares = may_share and transport_name in ("auto", "shm") and _can_share_memory(status, options)
+        # Of what they can't carry, a job has more under way with as many slots as it has otherwise.
+        gains = wire in (AUTO, "int32") and sparse.mode == "off" and not options.has_standby
+        is_large = gains and may_share and transport_name in ("auto", "shm") and _can_share_memory(status)
         session = client.join(
             address,
             job=options.job,
@@ -194,7 +196,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             queues=options.queues,
             resumption=options.resumption,
             deadline_s=options.deadline_s,
-            shares_memory=shares,
+            large_packets=is_large,
             is_given_up=options.is_given_up,
             timeout_s=options.until(deadline).timeout_s,
             retry_s=options.retry_s,
@@ -206,7 +208,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         joined = []
         for number, (info, part) in enumerate(zip(session.info.parts, transports, strict=False)):
             part.follow(info)
-            by = "shm" if shares else transport.name if may_share else "udp"
+            by = "shm" if is_large else transport.name if may_share else "udp"
             segment, why_not = _shared_memory(info.segment, by)
             joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse, number))
         undo.pop_all()
@@ -312,9 +314,8 @@ def _warn_of_open_key(options: Options, host: str) -> None:
         )
 
 
-def _can_share_memory(status: StatusReply | None, options: Options) -> bool:
-    """Whether this rank can share memory with the aggregator, now and wherever the job may go on."""
-    if status is None or not status.dataplane.memory or options.has_standby:
+def _can_share_memory(status: StatusReply | None) -> bool:
+    if status is None or not status.dataplane.memory:
         return False
     with contextlib.suppress(ConfigError):
         shm.attach(status.dataplane.memory)

@@ -107,7 +107,7 @@ def join(
     host_name: str | None = None,
     resumption: Resumption | None = None,
     deadline_s: float = 0.0,
-    shares_memory: bool = False,
+    large_packets: bool = False,
     is_given_up: Callable[[], bool] = lambda: False,
     timeout_s: float = 60.0,
     retry_s: float = math.inf,
@@ -123,7 +123,7 @@ def join(
     `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
     `queues`: of collectives that this rank can keep (docs/protocol.md, section 11).
     `deadline_s`: how long sums wait for late ranks (section 13), 0 for without end; all ranks must agree on it.
-    `shares_memory`: this rank can share memory with the aggregator, and will: if all can, packets may be large.
+    `large_packets`: this rank can share memory with the aggregator, and gains from large packets there.
     `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is polled; if it says
     so, JoinError ends the wait.
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
@@ -154,7 +154,7 @@ def join(
             authenticate=authenticate,
             queues=queues,
             deadline_s=deadline_s,
-            shares_memory=shares_memory,
+            large_packets=large_packets,
             resumption=None if resumption is None else v2_pb2.Resumption(**vars(resumption)),
         )
     except (TypeError, ValueError) as error:

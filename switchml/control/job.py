@@ -72,8 +72,8 @@ class Job:
 
     @property
     def has_large_packets(self) -> bool:
-        """Whether packets may be large: all ranks share memory with the aggregator."""
-        return all(member.request.shares_memory for member in self.members.values())
+        """Whether packets may be large: every rank can have them, and gains from them."""
+        return all(member.request.large_packets for member in self.members.values())
 
     @property
     def first(self) -> JoinRequest:

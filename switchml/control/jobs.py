@@ -22,7 +22,7 @@ from typing import Any
 
 from switchml.control import membership, resuming
 from switchml.control.agreement import MOST_QUEUES, Report
-from switchml.control.allocation import LARGE_SHARE, count_parts, default_slots, draw_parts, fit_slots, large_bytes
+from switchml.control.allocation import count_parts, default_slots, draw_parts, fit_slots, large_bytes
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.job import Job, Member
 from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused
@@ -422,9 +422,8 @@ class JobRegistry:
         most = min(len(member.request.addresses) for member in job.members.values())
         requested = resuming.slots(job) or self.slots
         parts = self.dataplane.parts_for(count_parts(most, requested or capacity))
-        if not requested:
-            requested = parts * default_slots(job.world_size, job.queues)
-            requested = max(requested // LARGE_SHARE, membership.MIN_SLOTS) if job.has_large_packets else requested
+        wanted = default_slots(job.world_size, job.queues, large_packets=job.has_large_packets)
+        requested = requested or parts * wanted
         slots = fit_slots(requested, self._quotas.slots_left(free, clients))
         if not slots:
             raise Refused(

@@ -88,7 +88,7 @@ class JoinRequest:
     queues: int = 1
     resumption: Resumption | None = None
     deadline_s: float = 0.0
-    shares_memory: bool = False
+    large_packets: bool = False
 
     @property
     def addresses(self) -> tuple[Address, ...]:

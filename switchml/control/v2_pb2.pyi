@@ -14,7 +14,7 @@ class Address(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues", "resumption", "deadline_s", "shares_memory")
+    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues", "resumption", "deadline_s", "large_packets")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -35,7 +35,7 @@ class JoinRequest(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
-    SHARES_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    LARGE_PACKETS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     rank: int
@@ -56,8 +56,8 @@ class JoinRequest(_message.Message):
     queues: int
     resumption: Resumption
     deadline_s: float
-    shares_memory: bool
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., deadline_s: _Optional[float] = ..., shares_memory: bool = ...) -> None: ...
+    large_packets: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., deadline_s: _Optional[float] = ..., large_packets: bool = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("lineage", "epoch", "rounds", "former_tags", "has_no_result")

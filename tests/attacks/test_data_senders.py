@@ -103,7 +103,7 @@ def claims(agent: HostAgent, generator: np.random.Generator) -> list[bytes]:
     return packets
 
 
-def test_a_ranks_udp_address_in_a_job_that_shares_memory(aggregator, attempts):
+def test_a_ranks_udp_address_in_a_job_that_large_packets(aggregator, attempts):
     """The address is a rank's own: the attacker's packets leave from its very socket."""
     agents = join_all(aggregator.address, 2, job="shared", transport="shm")
     generator = np.random.default_rng(1)

@@ -93,20 +93,20 @@ def test_a_job_has_fewer_parts(addresses, most, slots, capacity, parts):
 @pytest.mark.parametrize(
     ("sharing", "world_size", "wanted", "slots", "large"),
     [
-        (2, 2, {}, 256, 8192),
+        (2, 2, {}, 64, 8192),
         (1, 2, {}, 2048, 0),
-        (2, 2, {"payload_bytes": 256}, 256, 2048),
+        (2, 2, {"payload_bytes": 256}, 64, 2048),
         (2, 2, {"slots": 4096}, 4096, 4096),
         (2, 2, {"slots": 65536}, 65536, 0),
-        (64, 64, {}, 64, 8192),
+        (256, 256, {}, 64, 2048),
     ],
 )
-def test_packets_are_large_where_all_ranks_share_memory(sharing, world_size, wanted, slots, large):
+def test_packets_are_large_where_all_ranks_say_so(sharing, world_size, wanted, slots, large):
     """As large as the memory allows; with fewer slots, unless the ranks ask for so many."""
     plane = FakeDataplane()
     registry = JobRegistry(plane)
     for rank in range(world_size):
-        one = request(rank, world_size=world_size, shares_memory=rank < sharing, **wanted)
+        one = request(rank, world_size=world_size, large_packets=rank < sharing, **wanted)
         registry.join(one, now=0.0)
     (spec,) = plane.jobs.values()
     assert (spec.slots, spec.large_bytes) == (slots, large)
