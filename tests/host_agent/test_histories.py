@@ -81,4 +81,4 @@ def test_a_tensor_of_which_nothing_is_known_is_not_confused_with_those_under_way
     """Exponents that another tensor may go on with are copied, not shared."""
     known = new()
     first, second, third = of(known, 50), of(known, 60), of(known, 50)
-    assert not np.large_packets(first, third) and not np.large_packets(second, third)
+    assert not np.shares_memory(first, third) and not np.shares_memory(second, third)
