@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import struct
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +175,8 @@ def own_address(host: str, job: str, rank: int) -> str:
     except OSError as error:
         raise ConfigError(f"aggregator host {host!r}: {error.strerror or error}") from None
     if remote.startswith("127."):
-        return f"127.0.{1 + sum(job.encode()) % 254}.{rank % 254 + 1}"
+        digest = zlib.crc32(f"{job} {os.getpid()}".encode())  # ports may be given, so other jobs need other addresses
+        return f"127.{1 + digest % 254}.{digest >> 8 & 0xFF}.{rank % 254 + 1}"
     return address_towards(remote)
 
 

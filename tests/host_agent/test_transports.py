@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from host_agent import core
+from host_agent import core, reach
 from host_agent.agent import HostAgent
 from switchml.errors import ConfigError
 from switchml.protocol.narrow import steps
@@ -284,3 +284,12 @@ def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
     assert len({process.next()["sha256"] for process in ranks}) == 1
     for process in ranks:
         process.ask("leave")
+
+
+def test_addresses_on_loopback_are_a_ranks_own(monkeypatch):
+    """Two jobs may use one port, however their names are alike; so may processes that both call theirs the same."""
+    jobs, found = ["ab", "ba", "v1a", "v1b"], set()
+    for pid in (1000, 1001):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        found |= {reach.own_address("127.0.0.1", job, rank) for job in jobs for rank in range(254)}
+    assert len(found) == 2 * 254 * len(jobs)
