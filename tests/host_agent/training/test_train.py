@@ -48,9 +48,9 @@ def test_same_accuracy_as_gloo(short_run):
     assert short_run["loss"]["switchml"] == pytest.approx(short_run["loss"]["gloo"], abs=2e-3)
     assert all(seconds > 0 for seconds in short_run["seconds"].values())
     packets = short_run["packets"]
-    # 71,754 float32 at 256 a packet, from each of 4 workers in each of 120 steps.
-    assert packets["sent"] - packets["retransmitted"] >= 120 * 4 * 281
-    assert packets["received"] >= 120 * 4 * 281
+    # 71,754 float32 at 256 or 2,048 a packet, from each of 4 workers in each of 120 steps.
+    least = 120 * 4 * (281 if short_run["aggregator"] == "p4" else 36)
+    assert packets["sent"] - packets["retransmitted"] >= least and packets["received"] >= least
     assert packets["refused"] == 0
 
 
@@ -95,7 +95,7 @@ def test_a_model_in_shards():
     assert (result["parallel"], result["aggregator"]) == ("fsdp", "software")
     assert result["loss"]["switchml"] == pytest.approx(result["loss"]["gloo"], abs=1e-5)
     assert 0 <= result["max_param_diff"] < 1e-5
-    assert result["packets"]["sent"] >= 40 * 2 * 2 * 281, "parameters are gathered, and gradients scattered"
+    assert result["packets"]["sent"] >= 40 * 2 * 2 * 36, "parameters are gathered, and gradients scattered"
     whole = run_json("--ranks", "2", "--steps", "40", "--aggregator", "software")
     assert result["loss"]["gloo"] == pytest.approx(whole["loss"]["gloo"], abs=1e-4)
 
@@ -125,7 +125,7 @@ def test_the_workers_of_this_host_sum_first():
     assert report["hierarchy"] == "node"
     assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
     packets = report["packets"]
-    assert 8 * 281 <= packets["sent"] - packets["retransmitted"] < 2 * 8 * 281
+    assert 8 * 36 <= packets["sent"] - packets["retransmitted"] < 2 * 8 * 36
 
 
 def test_table_and_progress(as_on_a_terminal):
