@@ -87,7 +87,6 @@ class SoftwareDataplane(SoftwareTraits):
         self._thread = LoopThread(lambda: compiled.serve(self._loop), "switchml-aggregator")
         self._loop = compiled.new_loop(self._socket, self._thread.wake, uplink, downlink)
         self._jobs: dict[int, JobState] = {}
-        self.memory = ""
         if self._shared:
             with suppress(OSError):  # the kernel has none: ranks use UDP
                 _, self._memory_fd, self.memory = shm.create(1, 1)

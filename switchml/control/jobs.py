@@ -379,6 +379,7 @@ class JobRegistry:
             self._randbelow,
             with_keys=job.first.authenticate,
         )
+        most = large_bytes(job.world_size, slots, job.first.payload_bytes)
         return JobSpec(
             job_id=next(self._job_ids),
             protocol=membership.PROTOCOL,
@@ -390,9 +391,7 @@ class JobRegistry:
             macs=tuple(request.mac for request in requests),
             more=tuple(more),
             has_deadline=job.first.deadline_s > 0,
-            large_bytes=large_bytes(job.world_size, slots, job.first.payload_bytes)
-            if slots and job.has_large_packets
-            else 0,
+            large_bytes=most if slots and job.has_large_packets else 0,
             **vars(first),
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 from switchml import counters
 from switchml.errors import ConfigError
 from switchml.protocol import packet as wire_format
-from switchml.protocol.lanes import add, store
+from switchml.protocol.lanes import add, full_size_code, store
 from switchml.protocol.pool_state import CONSUME, DROP, MULTICAST, State
 from switchml.protocol.pool_v2 import label, receive_v2
 from switchml.runtime.jit import Address, int64, kernel
@@ -77,7 +77,7 @@ def _send_sum(shared: Shared, index: int, partial: np.ndarray) -> int:
     """Write the sum in a slot as a partial sum, and free the slot; its length."""
     slot, key = shared.slots[index], int64(shared.slots[index].key)
     payload = int64(slot.payload)
-    partial[0] = (wire_format.CONTRIBUTION + slot.wire) << 4 | (3 if payload == 1024 else 1)
+    partial[0] = (wire_format.CONTRIBUTION + slot.wire) << 4 | full_size_code(payload)
     partial[1] = slot.ahead & 0xFF
     for i in range(4):
         partial[2 + i] = key >> (24 - 8 * i) & 0xFF
@@ -106,7 +106,7 @@ def take(
     send, now in `partial`, or 0; whether it is to pass the packet on after that). `partial` uint8[PARTIAL_BYTES]."""
     data = u8_at(address, length)
     count, wire = shared.counts, int64(data[0] >> 4) - wire_format.CONTRIBUTION
-    size = 3 if job.payload == 1024 else 1
+    size = full_size_code(job.payload)
     dense = length == _HEADER + job.payload and data[0] & 7 == size
     # B1. Only dense contributions are summed here.
     if not dense or job.workers == 1 or (wire != job.wire and wire != wire_format.WIRE_INT32):

@@ -10,6 +10,7 @@ import numpy as np
 from switchml.protocol import packet as wire_format
 from switchml.protocol.collectives import owner_of, place_of
 from switchml.protocol.fixedpoint import LANE_BYTES, LANES
+from switchml.protocol.lanes import full_size_code
 from switchml.protocol.worker_state import State, task_at
 from switchml.runtime.jit import int64, kernel
 
@@ -128,7 +129,7 @@ def size_code(identity: Any, slot: Any) -> Any:
     """That of a slot's packet, if it is a dense one."""
     if slot.room > identity.payload:
         return wire_format.BLOCKS if slot.codes else wire_format.LARGE
-    return 3 if identity.payload == 1024 else 1
+    return full_size_code(identity.payload)
 
 
 @kernel(inline=True)

@@ -32,13 +32,13 @@ SIZE_CODE_OF = {payload: code for code, payload in SIZE_CODES.items()}
 MAX_PACKET_BYTES = HEADER_BYTES + 1024
 
 LARGE = 2
-"""Size code of a large packet of v2: up to LARGE_BYTES of data, a multiple of LARGE_STEP (docs/protocol.md, section
-7)."""
-LARGE_BYTES, LARGE_STEP = 8192, 8
+"""Size code of a large packet of v2: up to MOST_BLOCKS times the job's payload of data, so LARGE_BYTES at most, a
+multiple of LARGE_STEP (docs/protocol.md, section 7)."""
+MOST_BLOCKS = 8
+LARGE_BYTES, LARGE_STEP = MOST_BLOCKS * max(SIZE_CODE_OF), 8
 BLOCKS = 0
 """Size code of a large packet of floats. Each block of its data, as much as an ordinary packet has, has an exponent of
 its own, and before the data come the codes of all blocks that it may have: `ahead`, `need` and `used`, a byte each."""
-MOST_BLOCKS = 8
 CODES_BYTES = 3 * MOST_BLOCKS
 IN_BLOCKS = 0x80
 """Added to the op of an addressed packet that is such a one; its size code is that of large ones."""

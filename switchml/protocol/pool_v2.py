@@ -12,7 +12,7 @@ import numpy as np
 from switchml import counters
 from switchml.protocol import halves
 from switchml.protocol import packet as wire_format
-from switchml.protocol.lanes import add, combine, keep_greatest_codes, keep_least_words, store
+from switchml.protocol.lanes import add, combine, full_size_code, keep_greatest_codes, keep_least_words, store
 from switchml.protocol.pool_state import CONSUME, DROP, MULTICAST, UNICAST, WAITING, State, result_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, serial_difference, signed8, u8_at
@@ -63,11 +63,6 @@ def _part_at(pool: State, row: int, rank: int) -> np.uint64:
 
 
 @kernel(inline=True)
-def _size_code(payload: int) -> int:
-    return 3 if payload == 1024 else 1
-
-
-@kernel(inline=True)
 def _fits_large(job: Any, size: int) -> Any:
     """Whether a large packet may have so many bytes of data."""
     return 0 <= size <= job.large and size & (wire_format.LARGE_STEP - 1) == 0
@@ -108,7 +103,7 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
         if op != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
             return -1  # narrow lanes can only be summed
         # Of half precision every rank's part is needed.
-        has_all = size == wire_format.SPARSE | _size_code(job.payload) or (is_large and rest > 0)
+        has_all = size == wire_format.SPARSE | full_size_code(job.payload) or (is_large and rest > 0)
         is_half = op >= wire_format.OP_SUM_FLOAT16
         if is_half and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
             return -1
@@ -118,7 +113,7 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
     elif columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return -1
     rest = length - _HEADER - _WORD * columns
-    if size == wire_format.SPARSE | _size_code(job.payload):
+    if size == wire_format.SPARSE | full_size_code(job.payload):
         return job.payload if rest == job.payload else -1
     if size == wire_format.SPARSE:
         return 0 if rest == 0 else -1
@@ -257,7 +252,7 @@ def label(pool: State, rank: int, row: int, seq: int) -> None:
     if slot.flags & wire_format.FLAG_MIXED:
         mine[counters.MIXED] += 1
     is_large = slot.form & _LARGE != 0
-    size, ahead, need = wire_format.LARGE if is_large else _size_code(job.payload), slot.ahead, slot.need
+    size, ahead, need = wire_format.LARGE if is_large else full_size_code(job.payload), slot.ahead, slot.need
     if slot.form & _BLOCKS and not slot.form & _ADDRESSED:
         size = wire_format.BLOCKS
     if (slot.form >> _WORDS_SHIFT) & _WORDS_MASK:
@@ -354,7 +349,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
                 op ^= wire_format.IN_BLOCKS
                 form |= _BLOCKS
             form |= _ADDRESSED | (op << _OP_SHIFT)
-    elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
+    elif length == _HEADER + job.payload and data[0] & 7 == full_size_code(job.payload):
         data_bytes = job.payload
     elif length > _HEADER and data[0] & 7 == wire_format.LARGE and _fits_large(job, length - _HEADER):
         data_bytes = length - _HEADER

@@ -28,7 +28,7 @@ from switchml.protocol.fixedpoint import (
 )
 from switchml.protocol.halves import narrow
 from switchml.protocol.handover import finish_redo
-from switchml.protocol.lanes import combine
+from switchml.protocol.lanes import combine, full_size_code
 from switchml.protocol.packet import CODE_UNKNOWN
 from switchml.protocol.sending import finish_chunk, repeat, report_open, send
 from switchml.protocol.worker_state import State, next_round, row_of, seq_of, task_at
@@ -155,7 +155,7 @@ def _is_result(data: np.ndarray, length: int, is_sparse: bool, identity: Any) ->
     if is_sparse:
         return sparse.is_result(data, length, identity)
     size, before = data[0] & 7, _HEADER + (wire_format.CODES_BYTES if data[0] & 7 == wire_format.BLOCKS else 0)
-    is_full = length == _HEADER + identity.payload and size == (3 if identity.payload == 1024 else 1)
+    is_full = length == _HEADER + identity.payload and size == full_size_code(identity.payload)
     is_large = size in (wire_format.LARGE, wire_format.BLOCKS) and before < length <= before + identity.large
     return (is_full or is_large) and wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT
 

@@ -18,6 +18,7 @@ import numpy as np
 from switchml.errors import ConfigError
 from switchml.protocol import fixedpoint
 from switchml.protocol import packet as wire_format
+from switchml.protocol.lanes import full_size_code
 from switchml.protocol.packet import CODE_UNKNOWN, NO_ENTRY, NO_WORD
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, i32_at, i64_at, put_be16, put_be32, u8_at, u32_at, u64_at
@@ -188,7 +189,7 @@ def build(identity: Any, task: Any, state: np.ndarray, stream: int, seq: int, ro
     size = wire_format.SPARSE
     length = _HEADER + _WORD * columns
     if has_data:
-        size |= 3 if identity.payload == 1024 else 1
+        size |= full_size_code(identity.payload)
         length += identity.payload
     elif identity.padded and identity.payload == 1024:
         size = wire_format.PADDED
@@ -242,7 +243,7 @@ def is_result(data: np.ndarray, length: int, identity: Any) -> bool:
     if columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return False
     rest = length - _HEADER - _WORD * columns
-    full = wire_format.SPARSE | (3 if payload == 1024 else 1)
+    full = wire_format.SPARSE | full_size_code(payload)
     return (size == wire_format.SPARSE and rest == 0) or (size == full and rest == payload)
 
 
