@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from host_agent.collectives import BITS, SUMS, CollectiveCall
-from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back
+from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back, flat_memory, in_order
 from host_agent.tensors import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Group(Protocol):
 
     def work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]: ...
 
+    def in_turn(self, call: Callable[[], None]) -> None: ...
+
 
 class Batch:
     """The collectives of one call of torch: one Work, done when all of them are."""
@@ -67,39 +70,29 @@ class Batch:
     def add(
         self, source: torch.Tensor, target: torch.Tensor, numel: int, timeout_s: float, op: str = "sum", root: int = 0
     ) -> None:
-        """One collective between contiguous tensors; those on a GPU by way of the host."""
-        landed, cuda, own = None, self._cuda, source
+        """One collective of `numel` elements a rank between contiguous tensors; those on a GPU by way of the host."""
+        item, dtype = source.element_size(), str(source.dtype).removeprefix("torch.")
         shape = (target if self._kind == "reduce_scatter" else source).shape
-        if cuda is not None and source.is_cuda:
-            device_target = target
-            source, landed = cuda.down(source)
-            target = torch.empty(target.shape, dtype=target.dtype, pin_memory=True) if target is not own else source
-            self.work.before_finish.insert(0, cuda.up(target, device_target))
-        dtype = str(source.dtype).removeprefix("torch.")
-        at = source.data_ptr(), target.data_ptr()
-        note = f" of shape {list(shape)} on {own.device.type}" if self._group.notes_shapes else ""
-        collective = CollectiveCall(self._kind, *at, numel, dtype, source.element_size(), op, root, note)
+        alike = f" of shape {list(shape)} on {source.device.type}" if self._group.notes_shapes else ""
 
-        def call() -> None:
+        def call_agent(source: torch.Tensor, target: torch.Tensor, numel: int, note: str, done: OnDone) -> None:
+            at = source.data_ptr(), target.data_ptr()
+            collective = CollectiveCall(self._kind, *at, numel, dtype, item, op, root, alike + note)
             self._group.call_agent(
-                lambda agent, done: agent.submit_collective(
-                    collective, done, timeout_s=timeout_s, keep=(source, target)
+                lambda agent, on_done: agent.submit_collective(
+                    collective, on_done, timeout_s=timeout_s, keep=(source, target)
                 ),
-                self.work.part_done,
+                done,
             )
 
-        if cuda is None:
-            call()
-        else:  # once a group has seen a GPU, all its calls take turns in one queue
-            cuda.when_landed(landed, self.work, call)
+        if self._cuda is not None and source.is_cuda:
+            self._cuda.move(source, target, numel, self.work, call_agent)
+        else:
+            self._group.in_turn(partial(call_agent, source, target, numel, "", self.work.part_done))
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Contiguous memory for a result that is to be in `tensor` in the end."""
-        if tensor.is_cuda or (tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()):
-            return tensor
-        copy = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        self.work.before_finish.append(lambda: copy_back(copy, tensor))
-        return copy
+        """What a tensor holds, in memory whose result will be in the tensor in the end."""
+        return tensor if tensor.is_cuda else flat_memory(tensor, self.work)
 
     def spread(self, whole: torch.Tensor, outputs: list[torch.Tensor]) -> Callable[[], None]:
         """What copies a gathered tensor's rows to where they belong, on a GPU behind the copy up."""
@@ -111,11 +104,6 @@ class Batch:
                     copy_back(part.view_as(out), out)
 
         return copy
-
-
-def in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's elements in memory as they count: itself, or a copy."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def goes(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str | None:
@@ -149,8 +137,8 @@ def all_reduce(group: Group, tensors: list[torch.Tensor], op: Any, timeout_s: fl
     if name is None or name in SUMS:
         return None
     batch = Batch(group, tensors, "all_reduce", len(tensors))
-    for tensor in tensors:
-        batch.add(in_order(tensor), batch.output(tensor), tensor.numel(), timeout_s, name)
+    for tensor in map(batch.output, tensors):
+        batch.add(tensor, tensor, tensor.numel(), timeout_s, name)
     return batch.work
 
 
@@ -158,9 +146,8 @@ def broadcast(group: Group, tensors: list[torch.Tensor], root: int, timeout_s: f
     if len(tensors) != 1 or goes(group, tensors) is None:
         return None
     batch = Batch(group, tensors, "broadcast")
-    target = batch.output(tensors[0])
-    source = in_order(tensors[0]) if group.rank() == root else target
-    batch.add(source, target, target.numel(), timeout_s, root=root)
+    tensor = batch.output(tensors[0])
+    batch.add(tensor, tensor, tensor.numel(), timeout_s, root=root)
     return batch.work
 
 
@@ -169,9 +156,8 @@ def reduce(group: Group, tensors: list[torch.Tensor], root: int, op: Any, timeou
     if name is None or len(tensors) != 1:
         return None
     batch = Batch(group, tensors, "reduce")
-    source = in_order(tensors[0])
-    target = batch.output(tensors[0]) if group.rank() == root else source
-    batch.add(source, target, source.numel(), timeout_s, name, root)
+    tensor = batch.output(tensors[0])
+    batch.add(tensor, tensor, tensor.numel(), timeout_s, name, root)
     return batch.work
 
 

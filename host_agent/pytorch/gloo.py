@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from host_agent.pytorch.collectives import OPS, kind_of
 from host_agent.pytorch.store import Part
-from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back
+from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back, in_order, is_in_order
 from host_agent.signatures import Signature
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def contiguous(value: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> A
     """An argument with contiguous copies in place of its strided tensors; both are added to `copies`."""
     if isinstance(value, list | tuple):
         return [contiguous(each, copies) for each in value]
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or _lies_in_order(value):
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or is_in_order(value):
         return value
-    copy = value.detach().resolve_conj().resolve_neg().contiguous()
+    copy = in_order(value)
     copies.append((copy, value))
     return copy
 
@@ -128,10 +128,6 @@ class GlooWork(AllReduceWork):
                 self._source_rank = work._source_rank  # type: ignore[method-assign]  # as Gloo has it
                 self.before_finish += [work.wait, *(partial(copy_back, *pair) for pair in self._copies)]
         self.part_done(error)
-
-
-def _lies_in_order(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -283,10 +283,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
         with self._submit_lock:
             agreed = self._launches.add(work.begin)
-            if self._cuda is not None:
-                self._cuda.call(queue_barrier)
-            else:
-                queue_barrier()
+            self.in_turn(queue_barrier)
         return work
 
     def _carries(self, tensors: list[torch.Tensor], op: Any, layout: torch.layout = torch.strided) -> bool:
@@ -326,10 +323,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             self._call_agent(values, op == dist.ReduceOp.AVG, timeout_s, work.part_done, sparse=True, note=note)
 
         with self._submit_lock, recording.launching():
-            if self._cuda is not None:
-                self._cuda.call(submit)
-            else:
-                submit()
+            self.in_turn(submit)
         return work
 
     def staging(self, tensors: Sequence[torch.Tensor]) -> CudaStaging | None:
@@ -346,6 +340,14 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         on_gpu = any(tensor.is_cuda for tensor in tensors)
         return cuda.work_type(tensors) if cuda is not None and on_gpu else AllReduceWork
 
+    def in_turn(self, call: Callable[[], None]) -> None:
+        """Do `call` behind those whose tensors are still on their way from a GPU: all ranks must give their agents one
+        order of calls."""
+        if self._cuda is not None:
+            self._cuda.call(call)
+        else:
+            call()
+
     def _submit(self, tensors: list[torch.Tensor], op: Any, timeout: timedelta | None) -> Work:
         mean = op == dist.ReduceOp.AVG
         summed = tensors if self.agent is not None else []
@@ -354,16 +356,20 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
         with self._submit_lock, recording.launching():
             for tensor in summed:
-                note = gloo.note_of([tensor]) if self.notes_shapes else ""
-                call = partial(self._sum_for, mean, timeout_s, note)
-                if self._cuda is not None:
-                    self._cuda.stage(tensor, work, call)
+                alike = gloo.note_of([tensor]) if self.notes_shapes else ""
+                call_agent = partial(self._sum_on_host, mean, timeout_s, alike)
+                if self._cuda is not None and tensor.is_cuda:
+                    self._cuda.move(tensor, tensor, tensor.numel(), work, call_agent)
                 else:
-                    call(flat_memory(tensor, work), work.part_done)
+                    flat = flat_memory(tensor, work)
+                    self.in_turn(partial(call_agent, flat, flat, flat.numel(), "", work.part_done))
         return work
 
-    def _sum_for(self, mean: bool, timeout_s: float, note: str, tensor: torch.Tensor, done: Done) -> None:
-        self._call_agent(tensor, mean, timeout_s, done, note=note)
+    def _sum_on_host(
+        self, mean: bool, timeout_s: float, alike: str, source: torch.Tensor, target: torch.Tensor, numel: int,
+        note: str, done: Done,
+    ) -> None:  # fmt: skip
+        self._call_agent(source, mean, timeout_s, done, note=alike + note)
 
     def _call_agent(
         self, tensor: torch.Tensor, mean: bool, timeout_s: float, done: Done, sparse: bool | None = None, note: str = ""

@@ -137,6 +137,19 @@ class AllReduceWork(Work):
         else:
             self._finish()
 
+    def split(self, parts: int) -> None:
+        """One of the parts, not done yet, has become so many."""
+        with self._lock:
+            self._parts += parts - 1
+
+    def part_with(self, step: Callable[[], object]) -> Callable[[BaseException | None], None]:
+        """In place of `part_done`, for a part that ends with a step on a callback thread, in the caller's modes."""
+
+        def last() -> None:
+            self.part_done(self._error_of([step]))
+
+        return lambda error: self._callbacks.submit(last) if error is None else self.part_done(error)
+
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Block until done and return True, or raise the error; CollectiveTimeout after a positive `timeout`, and the
         collective goes on."""
@@ -181,13 +194,18 @@ class AllReduceWork(Work):
         return promise.future
 
     def _run_last_steps(self) -> None:
+        self._error = self._error_of(self.before_finish)
+        self._finish()
+
+    def _error_of(self, steps: list[Callable[[], object]]) -> Exception | None:
+        """Run them in the caller's modes, until one fails."""
         try:
             with self._modes():
-                for step in self.before_finish:
+                for step in steps:
                     step()
         except Exception as error:
-            self._error = error
-        self._finish()
+            return error
+        return None
 
     def _finish(self) -> None:
         self._end_span()
@@ -213,11 +231,21 @@ def _begin_span(tensors: list[torch.Tensor], name: str) -> Callable[[], object]:
     return lambda: _autograd._record_function_with_args_exit(span)
 
 
+def is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its elements one behind the other, as they count."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a copy that is in order."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def flat_memory(tensor: torch.Tensor, work: AllReduceWork) -> torch.Tensor:
     """The tensor itself if its elements lie in order, else a copy that is copied back before `work` is done."""
-    if tensor.is_contiguous() and not tensor.is_neg():
+    if is_in_order(tensor):
         return tensor
-    copy = tensor.detach().contiguous().resolve_neg()
+    copy = in_order(tensor)
     work.before_finish.append(lambda: copy_back(copy, tensor))
     return copy
 

@@ -1,7 +1,9 @@
 """CUDA tensors without a GPU: results are read behind their copies, whoever waits and how (support/cuda_model.py)."""
 
+import contextlib
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,8 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 c10d = pytest.importorskip("torch._C._distributed_c10d")
 
-from host_agent.pytorch import process_group  # noqa: E402
+from host_agent.pytorch import cuda, process_group  # noqa: E402
+from switchml.errors import RanksDisagree  # noqa: E402
 from tests.support.cuda_model import GpuModel, GpuTensor  # noqa: E402
 from tests.support.launch import LocalAggregator, good, on_all  # noqa: E402
 
@@ -17,8 +20,8 @@ RANKS = 2
 SUM = sum(range(1, RANKS + 1))
 
 
-@pytest.fixture(scope="module")
-def groups():
+@contextlib.contextmanager
+def groups_of_ranks():
     """A group of two ranks, in this process."""
     aggregator = LocalAggregator()
     with pytest.MonkeyPatch.context() as patch:
@@ -35,16 +38,23 @@ def groups():
     aggregator.stop()
 
 
+@pytest.fixture(scope="module")
+def groups():
+    with groups_of_ranks() as made:
+        yield made
+
+
 @pytest.fixture(params=["side", "caller"])
 def model(request, groups, monkeypatch):
-    """Either the side streams hold back their copies, or the caller's its kernels."""
+    """Either the side streams hold back their copies, or the caller's its kernels. Tensors go in pieces of 2 kB."""
     made = GpuModel(request.param)
     made.install(monkeypatch)
+    monkeypatch.setattr(cuda, "PIECE_BYTES", 2048)
     yield made
     for group in groups:
-        cuda, group._cuda = group._cuda, None
-        if cuda is not None:
-            cuda.close()
+        staging, group._cuda = group._cuda, None
+        if staging is not None:
+            staging.close()
 
 
 def on_ranks(groups, do):
@@ -105,16 +115,17 @@ def test_several_in_flight_and_coalesced(groups, model, way):
         assert all((each == each[0]).all() for each in seen)
 
 
+@pytest.mark.parametrize("numel", [500, 3000])
 @pytest.mark.parametrize("way", WAYS)
-def test_other_collectives(groups, model, way):
+def test_other_collectives(groups, model, way, numel):
     def run(group, rank):
         def result(work, tensors):
             return [each.cpu() for each in way(work, tensors)]
 
-        own = model.tensor(torch.full((500,), float(rank)))
+        own = model.tensor(torch.full((numel,), float(rank)))
         own += 1
-        gathered = [torch.empty(500, device="cuda") for _ in range(RANKS)]
-        most, root, part = own * 1, own * 1, torch.empty(250, device="cuda")
+        gathered = [torch.empty(numel, device="cuda") for _ in range(RANKS)]
+        most, root, part = own * 1, own * 1, torch.empty(numel // 2, device="cuda")
         options = c10d.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         from_1 = c10d.BroadcastOptions()
@@ -130,6 +141,83 @@ def test_other_collectives(groups, model, way):
         assert [each.unique().tolist() for each in gathered] == [[1.0], [2.0]]
         assert most.unique().tolist() == root.unique().tolist() == [2.0]
         assert part.unique().tolist() == [SUM]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_element_goes_to_its_place(groups, model, turned):
+    """Of all pieces of all ranks, also where a tensor does not lie in order."""
+    values = [torch.randn(20, 150, generator=torch.Generator().manual_seed(rank)) for rank in range(RANKS)]
+
+    def laid(values):
+        return model.tensor(values.t().contiguous()).t() if turned else model.tensor(values)
+
+    def run(group, rank):
+        summed, root, part, whole = (laid(values[rank]) for _ in range(4))
+        part, whole = part[:10] * 0, torch.cat([whole, whole]) * 0
+        assert summed.is_contiguous() != turned
+        from_1 = c10d.BroadcastOptions()
+        from_1.rootRank = 1
+        works = [
+            group.allreduce([summed]),
+            group.broadcast([root], from_1),
+            group._reduce_scatter_base(part, laid(values[rank]), c10d.ReduceScatterOptions()),
+            group._allgather_base(whole, laid(values[rank]), c10d.AllgatherOptions()),
+        ]
+        for work in works:
+            work.wait()
+        return [each.cpu() for each in (summed, root, part, whole)]
+
+    total = values[0] + values[1]
+    for rank, (summed, root, part, whole) in enumerate(on_ranks(groups, run)):
+        torch.testing.assert_close(summed, total)
+        torch.testing.assert_close(part, total[10 * rank : 10 * rank + 10])
+        assert torch.equal(root, values[1]) and torch.equal(whole, torch.cat(values))
+
+
+def test_a_piece_is_summed_while_the_next_comes_down(groups, model, monkeypatch):
+    happened = []
+
+    def noted(what, call):
+        return lambda *args: (happened.append(what), call(*args))[1]
+
+    def run(group, rank):
+        x = model.tensor(torch.ones(3000))
+        if rank == 0:
+            staging = group.staging([x])
+            monkeypatch.setattr(group, "call_agent", noted("called", group.call_agent))
+            queue = staging.when_landed
+            monkeypatch.setattr(
+                staging,
+                "when_landed",
+                lambda landed, *rest: queue(SimpleNamespace(synchronize=noted("landed", landed.synchronize)), *rest),
+            )
+        group.allreduce([x]).wait()
+
+    on_ranks(groups, run)
+    assert happened == ["landed", "called"] * 6
+
+
+def test_pieces_never_meet_whole_tensors(monkeypatch):
+    """Of ranks that call all-reduces of other sizes, or of tensors on other devices."""
+    with groups_of_ranks() as groups:
+        model = GpuModel("side")
+        model.install(monkeypatch)
+        monkeypatch.setattr(cuda, "PIECE_BYTES", 2048)
+
+        def run(group, rank):
+            xs = [model.tensor(torch.ones(512)) for _ in range(2)] if rank else [model.tensor(torch.ones(1024))]
+            with pytest.raises(RanksDisagree, match="piece 1 of 2 of 1,024 elements"):
+                for work in [group.allreduce([x]) for x in xs]:
+                    work.wait()
+
+        on_ranks(groups, run)
+
+
+@pytest.mark.parametrize("numel, item", [(0, 4), (1, 2), (511, 4), (512, 4), (513, 4), (10_000, 1), (7, 4096)])
+def test_cuts_are_the_whole(model, numel, item):
+    pieces = cuda.cuts(numel, item)
+    assert [n for begin, end in pieces for n in range(begin, end)] == list(range(numel))
+    assert len(pieces) == max(1, -(-numel // max(2048 // item, 1)))
 
 
 def test_cpu_tensors_keep_their_turn_among_those_of_a_gpu(groups, model):
