@@ -17,7 +17,7 @@ from statistics import median
 import psutil
 
 from emulator.lab.bench.background import busy_processes
-from emulator.lab.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML, Target
+from emulator.lab.bench.ranks.reducing import AGENTS, DENSE, GLOO, INT32, PLAIN, SWITCHML, Calls, Target
 from emulator.lab.bench.ranks.team import joined_ranks, local_places
 from emulator.lab.bench.sizes import ITEM_BYTES, Case, text_of
 from emulator.lab.bench.sparsity import Sparsity
@@ -100,6 +100,7 @@ class Report:
     sparsity: Sparsity | None = None
     longest: int = 0
     background: int = 0
+    calls: Calls = AGENTS
 
     def union_density(self, measurement: Measurement) -> float:
         """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
@@ -117,20 +118,24 @@ def measure(
     sparsity: Sparsity | None = None,
     authenticate: bool = False,
     background: int = 0,
+    calls: Calls = AGENTS,
     on_start: Callable[[str], None] = lambda transport: None,
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
     HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
     that, dense. `authenticate`: packets carry tags and, in turn with that, none. With the wire "exact", int32 is
-    measured in turn with it. `background`: processes that compute without end while the ranks reduce.
+    measured in turn with it. `background`: processes that compute without end while the ranks reduce. `calls`: of
+    torch, only dense sums without tags.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
     """
     check_choice(transport, wire)
     backends = backends_of(sparsity, against, authenticate, wire)
-    check_torch(backends)
+    if calls.api == "torch" and set(backends) - {SWITCHML, GLOO}:
+        raise ConfigError("calls of torch are measured without blocks of zeros, tags of packets and exact sums")
+    check_torch(backends, calls)
     longest = max(case.elements for case in cases)
     _check_memory(longest, workers)
     with contextlib.ExitStack() as stack:
@@ -138,7 +143,10 @@ def measure(
         targets = {SWITCHML: lambda: replace(target(), authenticate=authenticate)}
         targets |= {PLAIN: target} if PLAIN in backends else {}
         ranks = local_places(workers)
-        with joined_ranks(ranks, backends, longest, targets, sparsity=sparsity, wire=wire) as (team, transports):
+        with joined_ranks(ranks, backends, longest, targets, sparsity=sparsity, wire=wire, calls=calls) as (
+            team,
+            transports,
+        ):
             on_start(transports[SWITCHML])
             stack.enter_context(busy_processes(background))
             survey: Callable[[], Survey] = partial(_usage, child.pid) if child else dict
@@ -147,7 +155,7 @@ def measure(
                 measurements.append(Measurement(case, take_turns(team, case, backends, survey=survey)))
                 on_result(measurements[-1])
     return Report(
-        workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest, background
+        workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest, background, calls
     )
 
 
@@ -158,10 +166,16 @@ def check_choice(transport: str, wire: str) -> None:
             raise ConfigError(f"--{name} {value}: the agent offers {', '.join(offered)}")
 
 
-def check_torch(backends: Sequence[str]) -> None:
-    """Raises ConfigError if Gloo is to be measured, and torch is missing."""
-    if GLOO in backends and importlib.util.find_spec("torch") is None:
-        raise ConfigError("measuring against gloo needs torch: pip install 'switchml[torch]', or say --against none")
+def check_torch(backends: Sequence[str], calls: Calls = AGENTS) -> None:
+    """Raises ConfigError if torch is to be measured, and it or its GPU is missing."""
+    if calls.needs_torch(backends) and importlib.util.find_spec("torch") is None:
+        otherwise = "" if calls.api == "torch" else ", or say --against none"
+        raise ConfigError(f"measuring torch's calls needs torch: pip install 'switchml[torch]'{otherwise}")
+    if calls.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(f"--device cuda: torch {torch.__version__} finds no GPU")
 
 
 def start_aggregator(

@@ -5,13 +5,14 @@ algbw is bytes of the tensor over time; busbw is algbw times 2(n-1)/n, what each
 10^9 bytes a second. `error` is the largest difference to the exact sum, relative to the largest sum.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
 from emulator.lab.bench.allreduce import Measurement, Report
 from emulator.lab.bench.limits import Limit
-from emulator.lab.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
+from emulator.lab.bench.ranks.reducing import AGENTS, DENSE, GLOO, INT32, PLAIN, SWITCHML, Calls
 from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, NAMES
 from host_agent.tensors import HALVES
 from switchml.protocol.sizes import AUTO
@@ -34,12 +35,15 @@ def title(
     background: int = 0,
     collective: str = ALL_REDUCE,
     dtypes: Sequence[str] = ("float32",),
+    calls: Calls = AGENTS,
 ) -> str:
     """The line above the table."""
     others = f", beside {background} busy processes" if background else ""
     elements = f" of {dtypes[0]}" if len(dtypes) == 1 else ""
     what = f"Sum{elements} in place" if collective == ALL_REDUCE else f"{NAMES[collective]}{elements}"
-    return f"{what}: {workers} ranks on {cores} cores, by {transport}, {_sent_as(wire, dtypes)} on the wire{others}"
+    where = f", torch.distributed with {calls.device} tensors" if calls.api == "torch" else ""
+    ranks = f"{workers} ranks on {cores} cores{where}"
+    return f"{what}: {ranks}, by {transport}, {_sent_as(wire, dtypes)} on the wire{others}"
 
 
 def _sent_as(wire: str, dtypes: Sequence[str]) -> str:
@@ -174,6 +178,7 @@ def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str,
     if not is_sweep:
         return results[0]
     common = {name: getattr(report, name) for name in ("workers", "transport", "wire")} | {"beside": report.background}
+    common |= dataclasses.asdict(report.calls)
     return {**common, "limit_elements_per_s": limit and limit.elements_per_s, "results": results}
 
 
@@ -213,6 +218,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "elements": case.size_bytes // case.item,
         "transport": report.transport,
         "wire": report.wire,
+        **dataclasses.asdict(report.calls),
         "beside": report.background,
         "elements_per_s": rates,
         "ratio": median(ratios) if ratios else None,

@@ -8,14 +8,14 @@ import functools
 import resource
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emulator.lab.bench.ranks.inputs import SharedTensors, numbers
-from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, CallableRank, RankPlace
+from emulator.lab.bench.ranks.process import CallableRank, RankPlace
 from emulator.lab.bench.ranks.workload import Step, Workload
 from emulator.lab.bench.sizes import Case
 from host_agent.agent import HostAgent
@@ -24,9 +24,28 @@ from host_agent.calls import Handle
 from host_agent.collectives import CollectiveCall
 from host_agent.density import Choice
 
+if TYPE_CHECKING:
+    from emulator.lab.bench.ranks.groups import Groups
+
 SWITCHML, DENSE, PLAIN, INT32, NODE, GLOO = "switchml", "dense", "plain", "int32", "node", "gloo"
 """DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the tags that SWITCHML's
 packets carry. INT32: one round of int32 lanes where SWITCHML's sums are exact. NODE: switchml with hierarchy "node"."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Whose calls are measured. `api`: "agent", HostAgent's of NumPy arrays, or "torch", torch.distributed's with the
+    backend `switchml`. `device`: "cpu", or "cuda" for torch's tensors on a GPU."""
+
+    api: str = "agent"
+    device: str = "cpu"
+
+    def needs_torch(self, backends: Sequence[str]) -> bool:
+        """To measure those."""
+        return self.api == "torch" or GLOO in backends
+
+
+AGENTS = Calls()
 Begin = Callable[[Step, bool], Any]
 """Has a step of a backend: with True, begins it and returns what `wait` ends; else carries it out."""
 PEER_TIMEOUT_S = 60.0
@@ -52,8 +71,8 @@ class Target:
 
 @dataclass(frozen=True)
 class ReducingJob:
-    """Which aggregators to join, `targets` by backend, and, if GLOO is among `backends`, the process group at
-    `rendezvous`."""
+    """Which aggregators to join, `targets` by backend, and, if torch has a part in it (`needs_torch`), where its
+    process groups meet, `rendezvous`. `calls`: whose."""
 
     name: str
     wire: str
@@ -61,6 +80,7 @@ class ReducingJob:
     targets: dict[str, Target]
     tensors: SharedTensors
     rendezvous: str
+    calls: Calls = AGENTS
 
 
 @dataclass(frozen=True)
@@ -99,8 +119,11 @@ class ReducingRank(CallableRank):
         self._place = place
         self._agents: dict[str, Agent] = {}
         self._begin: dict[str, Begin] = {}
+        self._groups: Groups | None = None
 
     def leave(self) -> None:
+        if self._groups is not None:
+            self._groups.leave()
         for agent in self._agents.values():
             agent.leave()
 
@@ -108,9 +131,16 @@ class ReducingRank(CallableRank):
         """The transports that the agents have chosen, by backend."""
         self._tensors = job.tensors
         sparse = job.tensors.sparsity.choice if job.tensors.sparsity else Choice()
+        if job.calls.needs_torch(job.backends):
+            from emulator.lab.bench.ranks.groups import Groups
+
+            self._groups = Groups(self._place, job.rendezvous, job.calls.device)
         for backend in job.backends:
             if backend == GLOO:
-                self._begin[backend] = _gloo(self._place, job.rendezvous)
+                assert self._groups is not None
+                self._begin[backend] = self._groups.begins()
+            elif job.calls.api == "torch":
+                self._begin[backend] = self._join_by_torch(job, backend)
             elif backend in (DENSE, INT32):
                 self._agents[backend] = self._agents[SWITCHML]
                 self._begin[backend] = _switchml(self._agents[SWITCHML], Choice(), INT32 if backend == INT32 else None)
@@ -118,6 +148,16 @@ class ReducingRank(CallableRank):
                 self._agents[backend] = self._join_aggregator(job, backend)
                 self._begin[backend] = _switchml(self._agents[backend], sparse)
         return {backend: agent.transport for backend, agent in self._agents.items()}
+
+    def _join_by_torch(self, job: ReducingJob, backend: str) -> Begin:
+        target = job.targets[backend]
+        assert self._groups is not None
+        group = self._groups.switchml(
+            aggregator=target.address, transport=target.transport, wire=job.wire, job=f"{job.name}-{backend}"
+        )
+        assert group.agent is not None
+        self._agents[backend] = group.agent
+        return self._groups.begins(group)
 
     def _join_aggregator(self, job: ReducingJob, backend: str) -> Agent:
         target = job.targets[backend]
@@ -138,13 +178,19 @@ class ReducingRank(CallableRank):
     def prepare(self, case: Case) -> None:
         """Have tensors ready for a case."""
         self._case, self._work = case, Workload(case, self._tensors, self._place.rank)
+        if self._groups is not None:
+            self._groups.prepare(self._work)
 
     def fill(self) -> None:
         """Put the input into the tensor."""
         self._work.fill()
+        if self._groups is not None:
+            self._groups.put()
 
     def check(self) -> Sample:
         """Compare the result with the exact sums."""
+        if self._groups is not None:
+            self._groups.fetch()
         error, largest, bits = compare(self._work.result, self._work.expected, self._case.dtype)
         checksum = bits if self._case.is_same_everywhere else 0
         return Sample(self._seconds, error, largest, checksum, self._usage, self._counts)
@@ -162,6 +208,8 @@ class ReducingRank(CallableRank):
                 continue
             for handle in [begin(step, True) for step in call]:
                 handle.wait()
+        if self._groups is not None:
+            self._groups.synchronize()
         self._seconds = time.perf_counter() - started
         self._usage = _growth(usage, _usage())
         self._counts = _growth(counts, agent.stats() if agent is not None else {})
@@ -188,32 +236,6 @@ def _begin_bfloat16(agent: Agent, step: Step, async_op: bool) -> Any:
         share = step.target if step.kind == "reduce_scatter" else step.source
         agent.submit_collective(CollectiveCall(step.kind, *at, share.size, step.dtype, share.itemsize), done, keep=keep)
     return handle if async_op else handle.wait()
-
-
-def _gloo(place: RankPlace, rendezvous: str) -> Begin:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=rendezvous, rank=place.rank, world_size=place.world_size, timeout=GROUP_TIMEOUT
-    )
-
-    # torch 2.13 has new names for these, and warns of the old ones.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-    def begin(step: Step, async_op: bool) -> Any:
-        source, target = (torch.from_numpy(x).view(getattr(torch, step.dtype)) for x in (step.source, step.target))
-        if step.kind == "all_reduce":
-            return dist.all_reduce(target, async_op=async_op)
-        if step.kind == "broadcast":
-            return dist.broadcast(target, 0, async_op=async_op)
-        if step.kind == "all_gather":
-            return gather(target, source, async_op=async_op)
-        return scatter(target, source, async_op=async_op)
-
-    return begin
 
 
 def _usage() -> dict[str, float]:

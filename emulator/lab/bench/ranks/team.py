@@ -16,7 +16,16 @@ from typing import Any
 
 from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.ranks.process import CallableRank, RankPlace, start_at
-from emulator.lab.bench.ranks.reducing import GLOO, PEER_TIMEOUT_S, ReducingJob, ReducingRank, Sample, Target
+from emulator.lab.bench.ranks.reducing import (
+    AGENTS,
+    GLOO,
+    PEER_TIMEOUT_S,
+    Calls,
+    ReducingJob,
+    ReducingRank,
+    Sample,
+    Target,
+)
 from emulator.lab.bench.ranks.training import (
     AllReduces,
     DigitsModel,
@@ -46,9 +55,9 @@ _GRID_BITS = 4
 """Exponents of blocks are at most this many bits above what their values need (docs/protocol.md, section 4)."""
 
 
-def reducing_context(backends: Sequence[str]) -> context.ForkServerContext:
+def reducing_context(backends: Sequence[str], calls: Calls = AGENTS) -> context.ForkServerContext:
     """Where processes come from that can measure `backends`; it begins to import what they need."""
-    torch = ("torch", "torch.distributed") if GLOO in backends else ()
+    torch = ("emulator.lab.bench.ranks.groups",) if calls.needs_torch(backends) else ()
     return _context("emulator.lab.bench.ranks.preload", *torch)
 
 
@@ -171,11 +180,12 @@ def joined_ranks(
     sparsity: Sparsity | None = None,
     wire: str = "int32",
     rendezvous: str = "",
+    calls: Calls = AGENTS,
 ) -> Iterator[tuple[ReducingTeam, dict[str, str]]]:
     """Ranks that have joined all `backends`, ready for cases of at most `elements` elements, and the transports that
     their agents chose. `targets`: by backend, what waits for an aggregator to be ready. `rendezvous`: of Gloo, "" for a
     file."""
-    processes = reducing_context(backends)  # imports while the tensors are made
+    processes = reducing_context(backends, calls)  # imports while the tensors are made
     with TemporaryFolder("bench") as folder, shared_tensors(elements, len(places), sparsity) as tensors:
         ready = {name: target() for name, target in targets.items()}
         job = ReducingJob(
@@ -185,6 +195,7 @@ def joined_ranks(
             targets=ready,
             tensors=tensors,
             rendezvous=rendezvous or f"file://{Path(folder) / 'gloo'}",
+            calls=calls,
         )
         with ReducingTeam(processes, places) as team:
             yield team, team.join(job)

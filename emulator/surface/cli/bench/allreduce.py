@@ -52,6 +52,18 @@ from switchml.cli.options import Count, option
     help="What carries packets.",
 )
 @agent_wire_option
+@click.option(
+    "--api",
+    type=click.Choice(["agent", "torch"]),
+    help="Whose calls: agent, HostAgent's with NumPy arrays (the default), or torch, torch.distributed's with the "
+    "backend switchml.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    help="Where tensors are. cuda: on GPUs of this machine, which ranks take in turn; with --api torch.",
+)
 @against_option
 @sparsity_options
 @authenticate_option
@@ -82,6 +94,8 @@ def allreduce(
     buckets: str | None,
     transport: str,
     wire: str,
+    api: str | None,
+    device: str,
     against: str | None,
     density: tuple[float, ...] | None,
     authenticate: bool,
@@ -103,6 +117,7 @@ def allreduce(
     from emulator.lab.bench import allreduce as bench
     from emulator.lab.bench import limits, plot, report
     from emulator.lab.bench import sizes as cases_of
+    from emulator.lab.bench.ranks.reducing import Calls
     from emulator.lab.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
     from switchml.protocol.sizes import EXACT, lanes_of
@@ -126,6 +141,11 @@ def allreduce(
         raise click.UsageError(
             "--authenticate: only the software aggregator checks packets' tags, by udp or zmq, here of dense tensors"
         )
+    if device == "cuda" and api == "agent":
+        raise click.UsageError("--device cuda: HostAgent takes arrays of the CPU; expected --api torch")
+    calls = Calls(api or ("torch" if device == "cuda" else "agent"), device)
+    if calls.api == "torch" and (density or authenticate or wire == EXACT):
+        raise click.UsageError("--api torch goes with neither --density, --authenticate nor --wire exact")
     if authenticate and transport == "auto":
         transport = "udp"  # auto would be shared memory, where packets have none
     try:
@@ -161,7 +181,7 @@ def allreduce(
                 if stream is None and not as_json:
                     stream = Stream(
                         report.columns(backends, dtypes),
-                        report.title(workers, chosen, wire, cores, background, collective, dtypes),
+                        report.title(workers, chosen, wire, cores, background, collective, dtypes, calls),
                     )
 
             def show_line(measurement, backends=backends, sparsity=sparsity) -> None:
@@ -180,12 +200,13 @@ def allreduce(
                 sparsity=sparsity,
                 authenticate=authenticate,
                 background=background,
+                calls=calls,
                 on_start=show_header,
                 on_result=show_line,
             )
             results.append(result)
     limit = None
-    is_bound_known = collective == ALL_REDUCE and wire != EXACT and dtypes == ("float32",)
+    is_bound_known = collective == ALL_REDUCE and wire != EXACT and dtypes == ("float32",) and device == "cpu"
     if aggregator not in bench.AGGREGATORS[1:] and is_bound_known:  # one round each, in the software aggregator's loop
         limit = limits.measure(workers=workers, transport=result.transport, wire=lanes_of(wire), cores=cores)
     if plot_file is not None:

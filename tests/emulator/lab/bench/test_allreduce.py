@@ -194,6 +194,17 @@ def test_both_directions_at_once():
     assert result["seconds"]["switchml"] and result["seconds"]["gloo"]
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_calls_of_torch(collective):
+    """Which check each result, too."""
+    pytest.importorskip("torch")
+    chosen = ("--api", "torch", "--collective", collective, "--dtype", "bfloat16,float32")
+    report = run_json(*chosen, "--ranks", "2", "--size", "100000", "--repeats", "1")
+    assert (report["api"], report["device"]) == ("torch", "cpu")
+    assert [len(each["seconds"]["switchml"]) for each in report["results"]] == [1, 1]
+    assert all(each["packets"]["sent"] for each in report["results"])
+
+
 def test_authenticated_packets_beside_plain_ones():
     result = run_json("--ranks", "2", "--size", "8K", "--repeats", "2", "--against", "none", "--authenticate")
     assert result["transport"] == "udp" and result["packets"]["refused"] == 0
