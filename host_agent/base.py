@@ -206,6 +206,15 @@ class Agent(collectives.CollectivesMixin):
         f32_at(tensor.target, tensor.numel)[:] = mean if op == "mean" else mean * np.float32(self.world_size)
         return tensor.result
 
+    def allreduce_as(self, dtype: str, x: np.ndarray) -> np.ndarray:
+        """The sum, float32[n], of `x`, float32[n], as numbers of a half-precision `dtype`."""
+        halves, handle = np.empty(x.size, np.uint16), Handle()
+        at = halves.ctypes.data
+        tensors.narrow_at(np.ascontiguousarray(x), at, dtype)
+        self.allreduce_address(at, at, x.size, dtype, "sum", functools.partial(handle.finish, result=None), keep=halves)
+        handle.wait()
+        return tensors.widen_at(at, x.size, dtype)
+
     def allreduce_address(
         self,
         source: int,

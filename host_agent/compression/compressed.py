@@ -286,8 +286,11 @@ class SummingAgent(Protocol):
     world_size: int
     wire: str
     takes_sparse: bool
+    sums_halves: bool
 
     def allreduce(self, x: Any, *, async_op: bool = ..., sparse: Any = ..., wire: str | None = ...) -> Any: ...
+
+    def allreduce_as(self, dtype: str, x: Array) -> Array: ...
 
 
 class AgentReducer:
@@ -363,12 +366,15 @@ class AgentReducer:
         return min(dense, streamed_bytes(packets, request.count)) if self._takes_sparse else dense
 
     def _is_halved(self, request: Sum) -> bool:
-        return request.wire in HALVES and self._agent.wire == "int16"
+        return request.wire in HALVES and (self._agent.sums_halves or self._agent.wire == "int16")
 
     def _sum(self, request: Sum) -> Array:
         values = request.values
         if values.dtype in (np.int8, np.int16):
             return values_of(self._add(lanes_of(values)), values.dtype, values.size)
+        if request.wire in HALVES and self._agent.sums_halves:
+            self.bytes += 2 * values.size
+            return self._agent.allreduce_as(request.wire, values)
         return self._add(values, "int16" if self._is_halved(request) else "int32")
 
     def _add(self, values: Array, wire: str = "int32", block: int = 0) -> Array:

@@ -107,7 +107,7 @@ class Payload:
 LANE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, **sizes.LANE_BYTES}
 """Values of `Sum.wire`: name → bytes an element."""
 HALVES = ("float16", "bfloat16")
-"""Of these, the floats that also fit the aggregator's int16 lanes."""
+"""Of these, what an aggregator adds up as it is, or in int16 lanes."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class Codec(CodecSettings):
 
     @property
     def is_half(self) -> bool:
-        """Whether everything that the aggregator adds up fits its int16 lanes."""
+        """Whether everything that the aggregator adds up is half precision."""
         return self.floats in HALVES
 
     def new_state(self) -> Any:

@@ -128,6 +128,30 @@ def test_small_integers_add_up_in_int32_lanes(dtype, ranks, n, seed):
     np.testing.assert_array_equal(values_of(lanes.astype(np.int32), np.dtype(dtype), n), values.sum(axis=0))
 
 
+@pytest.mark.parametrize("wire", ["auto", "int16", "int32"])
+@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+def test_half_precision_travels_in_two_bytes(wire, codec):
+    """Where the aggregator adds it up: each sum is that of the rounded values, rounded once more."""
+    x = [gradient(0, rank, 100_000) for rank in range(2)]
+    running = LocalAggregator()
+    agents = join_all(running.address, 2, job=f"{wire}-{codec}", wire=wire)
+    reducers = [AgentReducer(agent) for agent in agents]
+    means = good(on_all(range(2), lambda r: Compressor(reducers[r], codec, "none").allreduce("x", x[r])))
+    counters = running.dataplane.counters(agents[0]._session.info.job_id)
+    leave_all(agents)
+    running.stop()
+    assert digest([means[0]]) == digest([means[1]])
+    each = 4 if wire == "int32" else 2
+    assert [reducer.bytes // 100_000 for reducer in reducers] == [each, each]  # and what the ranks agree by
+    assert all(each <= rank["received_bytes"] / 100_000 < 1.5 * each for rank in counters.ranks)
+    if wire == "auto":
+        torch = pytest.importorskip("torch")
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[codec]
+        rounded = [torch.from_numpy(each).to(dtype).double() for each in x]
+        total = (rounded[0] + rounded[1]).to(dtype)
+        np.testing.assert_array_equal(means[0], (total.float() / 2).numpy())
+
+
 # Sparse vectors
 
 
