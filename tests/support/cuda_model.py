@@ -173,7 +173,9 @@ class GpuModel:
         monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "current_stream", self.current_stream)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch, "empty", self._empty)
+        monkeypatch.setattr(torch, "zeros", lambda *size, **options: self._empty(*size, **options).zero_())
         monkeypatch.setattr(torch.futures, "Future", lambda *, devices=(): Future(self, bool(devices)))
 
     def tensor(self, values: torch.Tensor) -> GpuTensor:
@@ -193,8 +195,14 @@ class GpuModel:
     def dispatch(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # A queued kernel knows addresses, and keeps no memory from being used again.
         held_args, held_kwargs = _held(args), _held(kwargs)
-        aliases = [each.alias_info for each in function._schema.arguments]
-        written = [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
+        arguments = function._schema.arguments
+        aliases = [each.alias_info for each in arguments]
+        given = [
+            *zip(args, arguments, strict=False),
+            *((kwargs.get(each.name), each) for each in arguments[len(args) :]),
+        ]
+        written = [value for value, each in given if each.alias_info is not None and each.alias_info.is_write]
+        written = [value for value in written if value is not None]
         blocks = not kwargs.get("non_blocking") and not any(each is True for each in args)
         if written:
             self.current_stream().enqueue(lambda: function(*held_args, **held_kwargs))

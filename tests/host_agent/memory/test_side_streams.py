@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 from host_agent.memory import behind, host, parts, saving  # noqa: E402
 from host_agent.memory.bounds import Fixed  # noqa: E402
 from host_agent.memory.codecs import CODECS  # noqa: E402
+from host_agent.memory.offload import OffloadedAdam  # noqa: E402
 from host_agent.memory.saving import SavedTensors  # noqa: E402
 from tests.support.cuda_model import GpuModel, GpuTensor  # noqa: E402
 
@@ -116,6 +117,24 @@ def test_pinned_buffers_are_used_again_and_copies_come_ahead(model, monkeypatch)
         for values in VALUES[-2::-1]:
             assert torch.equal((hooks.unpack(packed.pop()) * 1).cpu(), values)
     assert sum(map(len, codec._pinned.values())) == len(VALUES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_that_come_and_go_between_kernels(model, dtype):
+    """OffloadedAdam's: eight pieces in three buffers, each late in its own way."""
+    shapes, rng = [(20, 30), (50,), (7, 9)], torch.Generator().manual_seed(1)
+    here = [torch.nn.Parameter(torch.randn(shape, generator=rng).to(dtype)) for shape in shapes]
+    there = [torch.nn.Parameter(model.tensor(each.detach())) for each in here]
+    optimizers = [OffloadedAdam(parameters, 1e-2, bucket=300) for parameters in (here, there)]
+    for _ in range(3):
+        for mine, theirs in zip(here, there, strict=True):
+            gradient = torch.randn(mine.shape, generator=rng).to(dtype)
+            mine.grad, theirs.grad = gradient * 0.5, model.tensor(gradient) * 0.5
+        for optimizer in optimizers:
+            optimizer.step()
+    assert len(optimizers[1]._pieces) == 8 and all(isinstance(each, GpuTensor) for each in there)
+    for mine, theirs in zip(here, there, strict=True):
+        assert torch.equal(mine.detach(), theirs.detach().cpu())
 
 
 def test_the_model_shows_memory_that_is_used_too_early(model):
