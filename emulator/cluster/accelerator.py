@@ -3,9 +3,10 @@ physical constants, the same for all accelerators and jobs. A cluster file may s
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from emulator import datafile
 from emulator.ranges import FACTOR, RATE, SECONDS, Range, Ranged, number
@@ -57,6 +58,9 @@ class Accelerator(Ranged):
     unaligned_times: float = number(Range(1, 1e6), 1.0)
     """How much longer a product takes whose operands' rows are not aligned (`kernels.ALIGNED_BYTES`); default: nobody
     has measured it."""
+    operators: dict[str, Any] = field(default_factory=dict)
+    """What kernels of scripts reach on this device, in place of the built-in values
+    (`emulator/peers/script/data/operators.toml`; `emulator/peers/script/costs.py` reads it)."""
     price_per_hour: float = number(Range(0, 1e9), 0.0)
     """Dollars; 0: not for rent by itself."""
     price_source: str = ""

@@ -221,6 +221,24 @@ def load(name: str) -> Cluster:
     return datafile.build(Cluster, {"name": path.stem, "folder": str(path.parent), **table}, str(path.name))
 
 
+def equipped(cluster: str, name: str) -> Cluster:
+    """Load a cluster and replace its accelerators, unless `name` is empty: by a built-in one, or by what a .toml file
+    describes under `[accelerator]`, as a cluster's does (`switchml bench kernels` writes such files). Their price
+    replaces the cluster's. Raises ConfigError."""
+    machine = load(cluster)
+    if not name:
+        return machine
+    if not name.endswith(".toml"):
+        datafile.check_name("accelerator", name, accelerators())
+        return dataclasses.replace(machine, accelerator=name, own_accelerator=None, price_per_hour=None)
+    path = datafile.find("accelerator", name, DATA)
+    table = datafile.load(path)
+    if table.keys() != {"accelerator"} or not isinstance(table["accelerator"], dict):
+        raise ConfigError(f"{path.name}: expected one table, [accelerator], as a cluster's file has it")
+    own = datafile.build(Accelerator, _described(table["accelerator"], path.name), f"{path.name}, accelerator")
+    return dataclasses.replace(machine, accelerator=path.stem, own_accelerator=own, price_per_hour=None)
+
+
 def _described(table: dict, where: str) -> dict:
     """An accelerator's table with what it omits from the built-in one that it extends, if it names one."""
     base = table.pop("extends", None)

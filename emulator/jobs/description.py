@@ -79,6 +79,8 @@ class Request:
 
     model: str
     cluster: str = "a100-dgx"
+    accelerator: str = ""
+    """A built-in one or a .toml file, in place of the cluster's."""
     job: Job = field(default_factory=Job)
     network: Streaming = field(default_factory=Streaming)
     codec: str = ""
@@ -193,7 +195,7 @@ def load_model(spec: Request) -> Model:
 
 def load_cluster(spec: Request) -> Cluster:
     """The cluster with what the request says in place of its own."""
-    cluster = clusters.load(spec.cluster)
+    cluster = clusters.equipped(spec.cluster, spec.accelerator)
     if spec.nccl_tables:
         folder = str(Path(spec.nccl_tables).resolve())
         cluster = dataclasses.replace(cluster, inside=dataclasses.replace(cluster.inside, tables=folder))

@@ -17,7 +17,8 @@ from emulator import datafile
 from emulator.cluster import kernels
 from emulator.cluster.accelerator import Accelerator, Constants
 from emulator.peers.script.operators import Operator, TensorShape
-from switchml.errors import EmulationError
+from emulator.ranges import FACTOR, SECONDS, Range, Ranged, number
+from switchml.errors import ConfigError, EmulationError
 
 DATA = Path(__file__).parent / "data" / "operators.toml"
 
@@ -35,16 +36,54 @@ class Kind:
     reads: bool = True
 
 
+@dataclass(frozen=True)
+class OwnKernels(Ranged):
+    """What an accelerator's file gives under `operators` in place of the table's values: those of kernels on that
+    device. `shares`: by kind; `attention_…` as under `[attention.…]`."""
+
+    kernel_s: float | None = number(SECONDS, None)
+    launch_s: float | None = number(SECONDS, None)
+    """Of an operator on the host, forward."""
+    gemm_efficiency: float | None = number(FACTOR, None)
+    tile_fill_steps: float | None = number(Range(0, 1e6), None)
+    shares: dict[str, float] = number(Range(0, 1, "(]"), factory=dict)
+    attention_forward: tuple[float, ...] = number(FACTOR, ())
+    attention_backward: tuple[float, ...] = number(FACTOR, ())
+    attention_short: tuple[float, ...] = number(Range(0, 1e6), ())
+    attention_short_causal: tuple[float, ...] = number(Range(0, 1e6), ())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = ["element_wise", *_table()["kinds"]]
+        for kind in self.shares:
+            datafile.check_name("kind of operator", kind, known)
+        for name, pair in self.attention().items():
+            if len(pair) != 2:
+                raise ConfigError(f"attention_{name} has {len(pair)} numbers; expected 2")
+
+    def products(self) -> dict[str, float]:
+        """Those of matrix products that are given."""
+        both = {"gemm_efficiency": self.gemm_efficiency, "tile_fill_steps": self.tile_fill_steps}
+        return {name: value for name, value in both.items() if value is not None}
+
+    def attention(self) -> dict[str, tuple[float, ...]]:
+        """Those of attention that are given."""
+        names = ("forward", "backward", "short", "short_causal")
+        return {name: pair for name in names if (pair := getattr(self, f"attention_{name}"))}
+
+
 @cache
 def _table() -> dict[str, Any]:
     return datafile.load(DATA)
 
 
 @cache
-def _kinds() -> dict[str, Kind]:
+def _kinds(shares: tuple[tuple[str, float], ...]) -> dict[str, Kind]:
+    """By operator; `shares`: of some kinds, in place of the table's."""
     found: dict[str, Kind] = {}
-    for entry in _table()["kinds"].values():
-        kind = Kind(**{**entry, "operators": tuple(entry["operators"])})
+    for name, entry in _table()["kinds"].items():
+        own = dict(shares).get(name, entry["share"])
+        kind = Kind(**{**entry, "operators": tuple(entry["operators"]), "share": own})
         found |= dict.fromkeys(kind.operators, kind)
     return found
 
@@ -59,24 +98,28 @@ class Costs:
     """Seconds of operators on one accelerator."""
 
     def __init__(self, accelerator: Accelerator, software: Constants):
-        self._accelerator = accelerator
-        self._launch_s = software.launch_operator_s
+        own = datafile.build(OwnKernels, accelerator.operators, "accelerator, operators")
         table = _table()
-        own = {name: value for name, value in _of(table["products"], accelerator).items() if name != "source"}
+        self._accelerator = accelerator
+        self._launch_s = software.launch_operator_s if own.launch_s is None else own.launch_s
         self._convolution_share = float(table["convolutions"]["share"])
-        self._kernel_s = float(table["kernel_s"])
-        self._constants = dataclasses.replace(software, kernel_s=self._kernel_s, **own)
+        self._kernel_s = float(table["kernel_s"]) if own.kernel_s is None else own.kernel_s
+        products = {name: value for name, value in _of(table["products"], accelerator).items() if name != "source"}
+        self._constants = dataclasses.replace(software, kernel_s=self._kernel_s, **products | own.products())
         self._host = table["host"]
         self._tiles = np.array(table["tiles"], np.float64)
-        self._attention = _of(table["attention"], accelerator)
+        self._attention = _of(table["attention"], accelerator) | own.attention()
         self._wide = table["attention"]["float32"]
-        self._default = Kind((), **table["default"])
+        self._kinds = _kinds(tuple(own.shares.items()))
+        self._default = Kind(
+            (), **table["default"] | {"share": own.shares.get("element_wise", table["default"]["share"])}
+        )
         self._compiled = table["compiled"]
         self._known_s: dict[int, float] = {}
         """Of operators, by number."""
 
     def _kind(self, operator: Operator) -> Kind:
-        return _kinds().get(operator.base, self._default)
+        return self._kinds.get(operator.base, self._default)
 
     def title(self, operator: Operator) -> str:
         """What kind of kernel it is, for people."""

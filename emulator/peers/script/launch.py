@@ -26,14 +26,16 @@ def play(
     gpus: int = 0,
     allreduce: str = "auto",
     *,
+    accelerator: str = "",
     limit_s: float | None = None,
     profile: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """What a script takes on `gpus` accelerators of `cluster`, by default as many as its launcher starts, as
-    `ScriptResult` in JSON. `profile`: a file for what was played, as PyTorch's profiler would have recorded it
-    (.json or .json.gz). `quiet`: what the script prints goes to stderr. Raises OutOfMemory, JobError if it fails."""
-    machine = clusters.load(cluster)
+    `ScriptResult` in JSON. `accelerator`: in place of the cluster's, unless empty. `profile`: a file for what was
+    played, as PyTorch's profiler would have recorded it (.json or .json.gz). `quiet`: what the script prints goes to
+    stderr. Raises OutOfMemory, JobError if it fails."""
+    machine = clusters.equipped(cluster, accelerator)
     command = read_command(words, machine.accelerators_per_node)
     world = gpus or command.processes or 1
     if command.script[0] != "-m" and not Path(command.script[0]).is_file():
@@ -45,6 +47,7 @@ def play(
             environment |= torchrun_environment(rank, world, machine.accelerators_per_node, 29500)
     request = {
         "cluster": cluster,
+        "accelerator": accelerator,
         "world": world,
         "allreduce": allreduce,
         "iterations": iterations,

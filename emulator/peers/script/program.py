@@ -34,11 +34,10 @@ def main(arguments: list[str]) -> None:
     name = script[1] if script[0] == "-m" else script[0]
     pipe = Connection(request["pipe"]) if "pipe" in request else None
     ranks = Ranks(request.get("rank", 0), pipe)
-    session = Session(
-        clusters.load(request["cluster"]), request["world"], ranks, request["allreduce"], request["iterations"]
-    )
+    machine = clusters.equipped(request["cluster"], request["accelerator"])
     outcome: dict[str, Any]
     try:
+        session = Session(machine, request["world"], ranks, request["allreduce"], request["iterations"])
         try:
             with session.device:
                 run(script)

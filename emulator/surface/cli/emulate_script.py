@@ -28,7 +28,7 @@ class WithScript(GroupedCommand):
 
 
 _SHOWN_MODULES = 10
-_TAKEN = ("cluster", "gpus", "allreduce", "as_json", "time_budget_s", "timeline_file")
+_TAKEN = ("cluster", "accelerator", "gpus", "allreduce", "as_json", "time_budget_s", "timeline_file")
 """Parameters of `switchml emulate` that a script leaves open; it says all else itself."""
 
 
@@ -40,7 +40,7 @@ def emulate_script(as_json: bool) -> None:
         if parameter.name not in _TAKEN and parameter.name in context.params:
             raise ConfigError(
                 f"{parameter.opts[0]}: the script after -- says that itself; "
-                "expected --cluster, --gpus, --allreduce, --timeline or --json"
+                "expected --cluster, --accelerator, --gpus, --allreduce, --timeline or --json"
             )
     words = context.meta[SCRIPT]
     if not words:
@@ -53,6 +53,7 @@ def emulate_script(as_json: bool) -> None:
         options.get("cluster") or DEFAULTS["cluster"],
         options.get("gpus") or 0,
         options.get("allreduce") or "auto",
+        accelerator=options.get("accelerator") or "",
         limit_s=options.get("time_budget_s"),
         profile=options.get("timeline_file"),
         quiet=as_json,
