@@ -3,10 +3,12 @@ whatever happens meanwhile."""
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from switchml.errors import ConfigError
 
@@ -78,3 +80,18 @@ def _remove_left(target: Path) -> None:
             is_part = path.name.startswith(".") and number.isdecimal() and name == target.name
             if is_part and not Path("/proc", number).exists():
                 path.unlink()
+
+
+def toml_text(table: Mapping[str, Any], name: str = "") -> str:
+    """TOML of nested tables of texts, numbers, booleans and lists. `name`: of the table itself, "" for a document's."""
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if key not in inner]
+    parts = ["\n".join([f"[{name}]"] * bool(name and lines) + lines)] if lines else []
+    parts += [toml_text(value, f"{name}.{key}" if name else key) for key, value in inner.items()]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)

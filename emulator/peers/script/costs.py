@@ -121,6 +121,10 @@ class Costs:
     def _kind(self, operator: Operator) -> Kind:
         return self._kinds.get(operator.base, self._default)
 
+    def share(self, operator: Operator) -> float:
+        """What an operator bound by memory reaches of the memory's rate."""
+        return self._kind(operator).share
+
     def title(self, operator: Operator) -> str:
         """What kind of kernel it is, for people."""
         for title, names in _TITLES.items():

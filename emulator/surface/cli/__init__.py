@@ -20,6 +20,7 @@ _COMMANDS = {
     "bench network": ("bench.network:network", "Hosts on slow links, in network namespaces (root)."),
     "bench codecs": ("bench.codecs:codecs", "Gradient codecs, beside SZ3, ZFP and torch's."),
     "bench switch": ("bench.switch:switch", "The P4 switch: packets a second on one core."),
+    "bench kernels": ("bench.kernels:kernels", "PyTorch's operators on a GPU, as a file for emulate."),
     "bench optimizer": ("bench.speed:optimizer", "Searches for settings: settings tried a minute."),
     "bench replay": ("bench.speed:replay", "Whole training jobs: replayed ops a second on one core."),
     "bench trace": ("bench.speed:trace", "Reading profiler traces: megabytes a second, peak memory."),

@@ -2,7 +2,6 @@
 (host_agent/pytorch/settings.py reads it), the predicted times, and advice for what a file can't do.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from emulator.traces.optimizer.passes import PASSES, TRACED, Setting
 from emulator.traces.optimizer.search import SearchResult
 from emulator.traces.whatif.buckets import MIB
 from switchml import codecs
-from switchml.output_files import whole_file
+from switchml.output_files import toml_text, whole_file
 
 
 def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
@@ -72,16 +71,5 @@ def write(path: Path, result: SearchResult, machine: Machine, source: str) -> No
 
 def write_toml(path: Path, tables: Mapping[str, Any], use: str) -> None:
     """Keys, then tables of keys, under a comment that ends with `use`. Raises ConfigError where it can't be written."""
-    lines = [f"# Written by `switchml trace optimize`; {use}"]
-    lines += [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-    for name, table in tables.items():
-        if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     with whole_file(path) as part:
-        part.write_text("\n".join(lines) + "\n")
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value)
+        part.write_text(f"# Written by `switchml trace optimize`; {use}\n" + toml_text(tables))

@@ -1,0 +1,293 @@
+"""Fit an accelerator's constants to measured operators, and predict the operators with and without them.
+
+Products: efficiency and fill steps with the least mean logarithmic error. Attention: for each direction the shares of
+peak for heads of 64 and 128, and the sequence length at which half of it is reached. Operators bound by memory: the
+share of the memory's rate, the median of each kind's rows.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from emulator.cluster.accelerator import A100_MATMUL_SHARE, Accelerator, accelerators, constants
+from emulator.datafile import build
+from emulator.lab.bench.kernels.measure import Row
+from emulator.peers.script.costs import Costs
+from emulator.peers.script.operators import Operator, TensorShape
+from switchml.errors import ConfigError
+from switchml.output_files import toml_text, whole_file
+
+OPERATORS = {
+    "copy": ("element_wise", "copy_", 1, 1),
+    "add": ("element_wise", "add", 2, 1),
+    "gelu": ("transcendental", "gelu", 1, 1),
+    "softmax": ("softmax", "_softmax", 1, 1),
+    "sum": ("reduction", "sum", 1, 0),
+    "layer_norm": ("norm", "native_layer_norm", 1, 1),
+    "layer_norm_backward": ("norm_backward", "native_layer_norm_backward", 2, 1),
+    "adamw_fused_bf16": ("optimizer", "_fused_adamw_", 4, 3),
+}
+"""Name of a row → kind of data/operators.toml, torch's operator, matrices of two bytes an element read and written."""
+LEAST_S = 60e-6
+"""Of rows that include launch overhead (not `exact`), shorter ones are left out: they time the host."""
+_CACHE_BYTES_PER_S = 15.4e12 / 132
+"""Of a processor, where nothing is known: H100's."""
+_numbers = itertools.count()
+"""Of operators: costs are remembered by them."""
+_HALVES = ("bfloat16", "float16")
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """JSON lines, or what `switchml bench kernels --json` prints. Raises ConfigError."""
+    text = path.read_text()
+    try:
+        rows: list[Row]
+        if text.lstrip().startswith('{"accelerator"'):
+            rows = json.loads(text)["rows"]
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        if not rows:
+            raise ValueError("there are none")
+        for number, row in enumerate(rows, 1):
+            _check(row, f"{path.name}, row {number}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: expected rows as switchml bench kernels --json prints them: {error}") from None
+    return rows
+
+
+_NUMBERS = {
+    "gemm": ("m", "n", "k", "time_s"),
+    "attention": ("batch", "heads", "sequence", "head_dim", "forward_s", "backward_s"),
+    "op": ("rows", "cols", "time_s"),
+    "device": ("processors", "memory_bytes", "launch_s"),
+}
+
+
+def _check(row: Row, where: str) -> None:
+    if row.get("what") not in _NUMBERS:
+        raise ConfigError(f"{where}: what is {row.get('what')!r}; expected {', '.join(_NUMBERS)}")
+    for name in _NUMBERS[row["what"]]:
+        if not isinstance(row.get(name), int | float) or not 0 < row[name] < 1e18:
+            raise ConfigError(f"{where}: {name} is {row.get(name)!r}; expected a number above 0")
+
+
+def base_of(rows: Sequence[Row]) -> tuple[str, Accelerator]:
+    """The built-in accelerator that was measured, by its name, or ("", one made of the rows)."""
+    device = next((row for row in rows if row["what"] == "device"), None)
+    name = str(device["name"] if device else rows[0].get("device", "")) if rows else ""
+    words = name.lower().replace("-", " ").split()
+    alike = [key for key in accelerators() if key.split("-")[0] in words]
+    if device is not None:
+        same = [key for key in alike if accelerators()[key].processors == device["processors"]]
+        alike = sorted(same, key=lambda key: abs(accelerators()[key].memory_bytes - device["memory_bytes"]))
+    if alike:
+        return alike[0], accelerators()[alike[0]]
+    if device is None:
+        raise ConfigError(f"{name or 'these rows'}: no built-in accelerator, and no device row that describes it")
+    return "", _made_of(device, rows)
+
+
+def _made_of(device: Row, rows: Sequence[Row]) -> Accelerator:
+    """Its peaks are the best products; its memory's rate is that of the fastest operator, assumed to reach 90 %."""
+    rates: dict[str, float] = {}
+    for row in rows:
+        if row["what"] == "gemm":
+            precision = _PRECISIONS[row["dtype"]]
+            rates[precision] = max(rates.get(precision, 0.0), 2 * row["m"] * row["n"] * row["k"] / row["time_s"])
+    if "fp32" not in rates:
+        raise ConfigError("no product in float32 among the rows: a device that is not built in needs one")
+    moved = [_moved(row) / row["time_s"] for row in rows if row["what"] == "op" and row["op"] in OPERATORS]
+    if not moved:
+        raise ConfigError("no operator bound by memory among the rows: a device that is not built in needs one")
+    return Accelerator(
+        title=device["name"],
+        source="measured by switchml bench kernels",
+        flops=rates,
+        memory_bytes=float(device["memory_bytes"]),
+        memory_bytes_per_s=max(moved) / 0.9,
+        processors=int(device["processors"]),
+        cache_bytes_per_s=_CACHE_BYTES_PER_S * device["processors"],
+        watts=0.0,
+        architecture=device["architecture"],
+        matmul_share=A100_MATMUL_SHARE,
+    )
+
+
+def predicted(rows: Iterable[Row], accelerator: Accelerator) -> list[tuple[Row, str, float, float]]:
+    """(row, which time, measured, predicted by the emulator), in seconds, of those that can be compared."""
+    costs, found = Costs(accelerator, constants()), []
+    for row in rows:
+        if row["what"] == "gemm" and _PRECISIONS[row["dtype"]] in accelerator.flops:
+            dtype = getattr(torch, row["dtype"])
+            found.append((row, "time_s", row["time_s"], costs.product(row["m"], row["n"], row["k"], 1, dtype, False)))
+        elif row["what"] == "attention":
+            for which in ("forward_s", "backward_s"):
+                found.append((row, which, row[which], costs.attention(_attention(row, which), which == "backward_s")))
+        elif row["what"] == "op" and row["op"] in OPERATORS:
+            found.append((row, "time_s", row["time_s"], costs.device_s(_operator(row))))
+    return [each for each in found if each[0].get("exact") or each[2] > LEAST_S]
+
+
+def fit(rows: Sequence[Row]) -> dict[str, Any]:
+    """The `[accelerator]` table of a file. Raises ConfigError."""
+    name, base = base_of(rows)
+    device: Row = next((row for row in rows if row["what"] == "device"), {})
+    table: dict[str, Any] = {"extends": name} if name else _plain(base)
+    table |= {"title": f"{base.title}, measured", "source": "measured by switchml bench kernels"}
+    best = max(map(_half_rate, rows), default=0.0)
+    if name and best:
+        peak = base.peak("bf16" if "bf16" in base.flops else "fp16")
+        table["matmul_share"] = min(1.0, best / peak)
+        base = dataclasses.replace(base, matmul_share=table["matmul_share"])
+    operators: dict[str, Any] = {}
+    tiny = [row["time_s"] for row in rows if row["what"] == "op" and row.get("exact") and _moved(row) < 1 << 20]
+    if tiny and device.get("architecture"):
+        operators["kernel_s"] = min(tiny)
+    if "launch_s" in device:
+        operators["launch_s"] = device["launch_s"]
+    own = dataclasses.replace(base, operators=operators)
+    operators |= _products(rows, own) | _attention_shares(rows, own) | _shares(rows, own)
+    if long := [row for row in rows if row["what"] == "attention" and row["head_dim"] == 128 and row["causal"]]:
+        row = max(long, key=lambda row: row["sequence"])
+        table["attention_flops"] = {"sdpa": 3.5 * _attention_flops(row) / (row["forward_s"] + row["backward_s"])}
+    rounded: dict[str, Any] = _rounded(table | {"operators": operators})
+    return rounded
+
+
+def write(path: Path, rows: Sequence[Row], table: dict[str, Any]) -> None:
+    """A file for `--accelerator`. Raises ConfigError where it can't be written."""
+    device: Row = next((row for row in rows if row["what"] == "device"), {})
+    on = f"{device['name']}, torch {device['torch']}" if device else str(rows[0].get("device", "an accelerator"))
+    with whole_file(path) as part:
+        part.write_text(f"# Measured by `switchml bench kernels` on {on}.\n\n" + toml_text({"accelerator": table}))
+
+
+def _rounded(value: Any) -> Any:
+    """To four digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def accelerator_of(table: dict[str, Any]) -> Accelerator:
+    """What a fitted table describes."""
+    given = {key: value for key, value in table.items() if key != "extends"}
+    if base := table.get("extends"):
+        given = _plain(accelerators()[base]) | given
+    return build(Accelerator, given)
+
+
+def _plain(accelerator: Accelerator) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(accelerator).items() if value not in ("", {}, 0.0)} | {
+        "watts": accelerator.watts
+    }
+
+
+def _error(pairs: Iterable[tuple[Row, str, float, float]]) -> float:
+    """Mean distance of the logarithms of predicted and measured: outliers, such as a product that hit a slow kernel,
+    count once."""
+    return statistics.fmean(abs(math.log(there / here)) for _, _, here, there in pairs)
+
+
+def _with(accelerator: Accelerator, **operators: Any) -> Accelerator:
+    return dataclasses.replace(accelerator, operators=accelerator.operators | operators)
+
+
+def _products(rows: Sequence[Row], base: Accelerator) -> dict[str, float]:
+    """Of half precision where there is any."""
+    products = [row for row in rows if row["what"] == "gemm"]
+    products = [row for row in products if row["dtype"] in _HALVES] or products
+    if not predicted(products, base):
+        return {}
+    best = (math.inf, 0.0, 0.0)
+    efficiencies, steps = np.geomspace(0.2, 1.3, 24), np.linspace(0, 400, 9)
+    for _ in range(2):  # the second time, between the neighbors of the best
+        for efficiency, fill in itertools.product(efficiencies, steps):
+            own = _with(base, gemm_efficiency=float(efficiency), tile_fill_steps=float(fill))
+            best = min(best, (_error(predicted(products, own)), float(efficiency), float(fill)))
+        efficiencies = np.linspace(best[1] * 0.93, best[1] * 1.07, 8)
+        steps = np.linspace(max(0.0, best[2] - 50), best[2] + 50, 6)
+    return {"gemm_efficiency": best[1], "tile_fill_steps": best[2]}
+
+
+def _attention_shares(rows: Sequence[Row], base: Accelerator) -> dict[str, list[float]]:
+    """For each direction and mask, the length at which half of a share is reached, and both heads' shares."""
+    taken = [row for row in rows if row["what"] == "attention" and row["head_dim"] in (64, 128)]
+    found: dict[str, list[float]] = {"attention_short": [], "attention_short_causal": []}
+    peak = base.peak("bf16" if "bf16" in base.flops else "fp16" if "fp16" in base.flops else "fp32")
+    for which, factor in (("forward_s", 1.0), ("backward_s", 2.5)):
+        kept = [row for row in taken if row.get("exact") or row[which] > LEAST_S]
+        if {row["head_dim"] for row in kept} != {64, 128}:
+            return {}
+        reached = {id(row): factor * _attention_flops(row) / row[which] / peak for row in kept}
+        best: tuple[float, float, float, list[float]] = (math.inf, 0.0, 0.0, [])
+        for masked, plain in itertools.product(np.linspace(0, 1500, 31), repeat=2):
+            whole = {
+                id(row): reached[id(row)] * (1 + (masked if row["causal"] else plain) / row["sequence"]) for row in kept
+            }
+            logs = [[math.log(whole[id(row)]) for row in kept if row["head_dim"] == head] for head in (64, 128)]
+            middles = [statistics.median(each) for each in logs]
+            error = sum(abs(log - middle) for each, middle in zip(logs, middles, strict=True) for log in each)
+            best = min(best, (error, float(masked), float(plain), [math.exp(middle) for middle in middles]))
+        found[f"attention_{which.removesuffix('_s')}"] = best[3]
+        found["attention_short_causal"].append(best[1])
+        found["attention_short"].append(best[2])
+    return found
+
+
+def _shares(rows: Sequence[Row], base: Accelerator) -> dict[str, dict[str, float]]:
+    """By kind: what its median row reaches."""
+    reached: dict[str, list[float]] = {}
+    for row, _, here, there in predicted([row for row in rows if row["what"] == "op"], base):
+        kind = OPERATORS[row["op"]][0]
+        kernel_s = Costs(base, constants()).device_s(_operator({**row, "rows": 1, "cols": 1}))
+        built_in = Costs(base, constants()).share(_operator(row))
+        reached.setdefault(kind, []).append(built_in * (there - kernel_s) / max(here - kernel_s, 0.1 * here))
+    return {"shares": {kind: min(1.0, statistics.median(all_)) for kind, all_ in reached.items()}} if reached else {}
+
+
+def _half_rate(row: Row) -> float:
+    is_half = row["what"] == "gemm" and row["dtype"] in _HALVES
+    return float(2 * row["m"] * row["n"] * row["k"] / row["time_s"]) if is_half else 0.0
+
+
+def _attention_flops(row: Row) -> float:
+    """Forward; half where causal."""
+    work = 4.0 * row["batch"] * row["heads"] * row["sequence"] ** 2 * row["head_dim"]
+    return float(work / 2 if row["causal"] else work)
+
+
+def _moved(row: Row) -> float:
+    _, _, read, written = OPERATORS.get(row["op"], ("", "", 1, 1))
+    return float(2 * row["rows"] * row["cols"] * (read + written))
+
+
+def _shape(*size: int) -> TensorShape:
+    stride = tuple(math.prod(size[at + 1 :]) for at in range(len(size)))
+    return TensorShape(size, stride, 0, torch.bfloat16, 2)
+
+
+def _operator(row: Row) -> Operator:
+    _, name, read, written = OPERATORS[row["op"]]
+    one = _shape(int(row["rows"]), int(row["cols"]))
+    return Operator(
+        next(_numbers), f"aten.{name}.default", (one,) * read, (), {}, (False, False), written * one.bytes, True
+    )
+
+
+def _attention(row: Row, which: str) -> Operator:
+    one = _shape(int(row["batch"]), int(row["heads"]), int(row["sequence"]), int(row["head_dim"]))
+    name = "_scaled_dot_product_flash_attention" + ("_backward" if which == "backward_s" else "")
+    causal = {"is_causal": row["causal"]}
+    return Operator(next(_numbers), f"aten.{name}.default", (one,) * 4, (one,), causal, (False, False), 0, True)
