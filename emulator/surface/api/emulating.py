@@ -31,6 +31,7 @@ class Options(TypedDict, total=False):
 
     model: str
     cluster: str
+    accelerator: str
     gpus: int
     batch: int
     micro_batch: int
