@@ -12,7 +12,14 @@ def play(folder, text, *, world=1, cluster="h100-dgx", **more):
     """What the program of one rank makes of a script. `more`: of its request."""
     script, request, result = folder / "script.py", folder / "request.json", folder / "result.json"
     script.write_text(textwrap.dedent(text))
-    given = {"cluster": cluster, "accelerator": "", "world": world, "allreduce": "auto", "iterations": ITERATIONS, "result": str(result)}
+    given = {
+        "cluster": cluster,
+        "accelerator": "",
+        "world": world,
+        "allreduce": "auto",
+        "iterations": ITERATIONS,
+        "result": str(result),
+    }
     request.write_text(json.dumps(given | more))
     ranks = {"RANK": "0", "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     with open(folder / "out", "w") as out, open(os.devnull) as nothing:

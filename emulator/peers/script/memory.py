@@ -1,7 +1,10 @@
 """What memory is used for when most of it is allocated."""
 
 from collections import Counter
+from collections.abc import Iterator
 from enum import IntEnum
+from itertools import groupby
+from typing import NamedTuple
 
 
 class Phase(IntEnum):
@@ -19,11 +22,21 @@ _USES = {
 }
 
 
+class _Event(NamedTuple):
+    """Block `number` of so many `bytes` was allocated at `at_s` on the host's clock; freed, if 0. `reserved_bytes`:
+    of the whole allocator afterwards."""
+
+    number: int
+    bytes: int
+    at_s: float
+    reserved_bytes: int
+
+
 class Ledger:
     """Every allocation in order. `mark` says what one is for; the others are told by when they were made."""
 
     def __init__(self) -> None:
-        self._events: list[tuple[int, int]] = []
+        self._events: list[_Event] = []
         self._phases: dict[int, Phase] = {}
         self._modules: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
@@ -32,20 +45,22 @@ class Ledger:
         self._uses: dict[int, str] = {}
         self._allocated = self._peak = self._peak_at = 0
 
-    def allocated(self, number: int, bytes: int, phase: Phase, module: str) -> None:
+    def allocated(
+        self, number: int, bytes: int, phase: Phase, module: str, at_s: float = 0.0, reserved_bytes: int = 0
+    ) -> None:
         """Block `number` is taken while an operator of `module` runs."""
-        self._events.append((number, bytes))
+        self._events.append(_Event(number, bytes, at_s, reserved_bytes))
         self._phases[number], self._sizes[number], self._modules[number] = phase, bytes, module
         self._live.add(number)
         self._allocated += bytes
         if self._allocated > self._peak:
             self._peak, self._peak_at = self._allocated, len(self._events)
 
-    def freed(self, number: int) -> None:
+    def freed(self, number: int, at_s: float = 0.0, reserved_bytes: int = 0) -> None:
         """Block `number` is given back."""
         if number in self._live:
             self._live.remove(number)
-            self._events.append((number, 0))
+            self._events.append(_Event(number, 0, at_s, reserved_bytes))
             self._allocated -= self._sizes[number]
 
     def mark(self, number: int, use: str) -> None:
@@ -69,6 +84,22 @@ class Ledger:
             total[self._use(number)] += size
         return dict(total.most_common())
 
+    def timeline(self, from_s: float) -> Iterator[tuple[float, dict[str, int], int]]:
+        """(seconds, bytes by use, reserved bytes) after every allocation and free from `from_s` on. Of those at one
+        moment, the state with most allocated and the last one, a nanosecond later."""
+        used, sizes = dict.fromkeys(map(self._use, self._sizes), 0), dict[int, int]()
+        for at_s, events in groupby(self._events, key=lambda event: event.at_s):
+            most, most_bytes = (dict(used), 0), -1
+            for event in events:
+                used[self._use(event.number)] += event.bytes - sizes.get(event.number, 0)
+                sizes[event.number] = event.bytes
+                if (total := sum(used.values())) > most_bytes:
+                    most, most_bytes = (dict(used), event.reserved_bytes), total
+            if at_s >= from_s:
+                yield at_s, *most
+                if most[0] != used:
+                    yield at_s + 1e-9, dict(used), event.reserved_bytes
+
     def activations_at_peak(self) -> dict[str, int]:
         """Bytes of activations by module when most was allocated, the largest first."""
         total: Counter[str] = Counter()
@@ -82,9 +113,9 @@ class Ledger:
 
     def _live_at_peak(self) -> dict[int, int]:
         live: dict[int, int] = {}
-        for number, size in self._events[: self._peak_at]:
-            if size:
-                live[number] = size
+        for event in self._events[: self._peak_at]:
+            if event.bytes:
+                live[event.number] = event.bytes
             else:
-                live.pop(number, None)
+                live.pop(event.number, None)
         return live

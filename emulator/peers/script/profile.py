@@ -77,11 +77,19 @@ class _Events:
         for name, begun_s, ended_s in self._session.scopes:
             if begun_s >= self._from_s:
                 yield _host("user_annotation", name, begun_s, ended_s)
+        yield from self._memory()
         for place, span in enumerate(self._spans):
             yield from self._span(place, span)
         for wait, awaited in self._waits:
             awaited_span = None if awaited is None else self._spans[awaited]
             yield from self._wait(wait, awaited_span, None if awaited is None else self._records.get(awaited))
+
+    def _memory(self) -> Iterator[dict[str, Any]]:
+        """Counter tracks: MiB allocated, by use, and reserved. As with PyTorch's, times are the host's."""
+        for at_s, used, reserved in self._session.ledger.timeline(self._from_s):
+            counts = {use: size / 2**20 for use, size in used.items()}
+            for name, args in (("memory (MiB)", counts), ("memory reserved (MiB)", {"reserved": reserved / 2**20})):
+                yield {"ph": "C", "name": name, "pid": DEVICE, "ts": at_s * 1e6, "args": args}
 
     def _span(self, place: int, span: Span) -> Iterator[dict[str, Any]]:
         """An operator or collective: the host's call, the launch within it, what runs on the device."""

@@ -127,7 +127,8 @@ class Session:
                 f"allocated and {memory_text(self.memory.reserved_bytes)} reserved by PyTorch."
             ) from None
         self._blocks[number] = block
-        self.ledger.allocated(number, 0 if block is None else block.bytes, self._phase(), self._module)
+        size, reserved = 0 if block is None else block.bytes, self.memory.reserved_bytes
+        self.ledger.allocated(number, size, self._phase(), self._module, self.clock.host_s, reserved)
 
     def _free(self, number: int) -> None:
         if self.follower.free(number):
@@ -135,7 +136,7 @@ class Session:
 
     def _give_back(self, number: int) -> None:
         self.memory.give_back(self._blocks.pop(number, None))
-        self.ledger.freed(number)
+        self.ledger.freed(number, self.clock.host_s, self.memory.reserved_bytes)
 
     def _read(self) -> None:
         self.clock.synchronize(self.clock.stream)

@@ -1,5 +1,7 @@
 """The profile of a script on a GPU that is not there, read by what reads PyTorch's own."""
 
+import gzip
+import json
 import textwrap
 
 import numpy as np
@@ -67,3 +69,17 @@ def test_it_replays_as_it_was_played(played):
     result, file = played
     replayed = trace_api.read(file).replay()
     assert replayed.replayed.iteration_s == pytest.approx(result["iteration_s"], rel=0.01)
+
+
+def test_memory_is_a_counter_that_reaches_the_peak(played):
+    result, file = played
+    with gzip.open(file) as stream:
+        counters = [event for event in json.load(stream)["traceEvents"] if event["ph"] == "C"]
+    allocated = [event for event in counters if event["name"] == "memory (MiB)"]
+    assert all(event["args"].keys() == allocated[0]["args"].keys() for event in allocated)
+    peak = max(allocated, key=lambda event: sum(event["args"].values()))["args"]
+    assert {use: size * 2**20 for use, size in peak.items() if size} == result["memory"]
+    reserved = max(event["args"]["reserved"] for event in counters if event["name"] == "memory reserved (MiB)")
+    assert reserved * 2**20 == result["reserved_bytes"]
+    times = [event["ts"] for event in allocated]
+    assert times == sorted(times) and min(min(event["args"].values()) for event in allocated) >= 0
