@@ -69,7 +69,7 @@ class RankSummary:
     "--steps",
     type=Steps(),
     default=(3, 13),
-    help="Iterations to capture, counted from 0: from SKIP to before STOP. [default: 3:13]",
+    help="Iterations to capture: SKIP to STOP - 1, counted from 0. [default: 3:13]",
 )
 @click.option("--measure", type=click.IntRange(1), metavar="PAIRS", help="Measure the cost of capturing: "
               "alternate PAIRS times between STOP-SKIP iterations without capture and as many with it.")  # fmt: skip
@@ -79,7 +79,7 @@ class RankSummary:
     type=Count(1),
     default=1 << 20,
     show_default=True,
-    help="Most packets that each agent logs (32 bytes each).",
+    help="Maximum number of packets each agent logs (32 bytes each).",
 )
 @click.option(
     "--graph/--no-graph", default=True, show_default=True, help="Record torch's execution trace of one iteration."

@@ -20,9 +20,7 @@ _MOST_THREADS = 2
 
 @click.command()
 @serving.options
-@click.option(
-    "--data-port", default=48864, show_default=True, help="UDP port where packets are added up; 0 for any free port."
-)
+@click.option("--data-port", default=48864, show_default=True, help="UDP port for data packets; 0 for any free port.")
 @click.option(
     "--threads",
     type=click.IntRange(1, 256),
@@ -32,7 +30,7 @@ _MOST_THREADS = 2
 @click.option(
     "--raw",
     metavar="INTERFACE",
-    help="Take v1 from this network interface, as p4app-switchML's hosts send it (root; implies --v1).",
+    help="Serve protocol v1 on this network interface, for p4app-switchML's hosts (root; implies --v1).",
 )
 @click.option("--slots", type=Count(1), default=65536, show_default=True, help="Total slots of all jobs.")
 @click.option(
@@ -40,8 +38,9 @@ _MOST_THREADS = 2
     "shared_slots",
     type=Count(1),
     metavar="N",
-    help="Put a switch in software before the aggregator, with N slots (a power of two) that all jobs share: what "
-    "finds none is summed behind it.  [default: each job has slots of its own]",
+    help="Run a software switch in front of the aggregator, with N slots (a power of two) shared by all "
+    "jobs: chunks without a slot are summed by the aggregator.  [default: each job has slots of its "
+    "own]",
 )
 @option(
     "--loss",

@@ -13,7 +13,7 @@ import click
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Build into this folder, and open nothing."
 )
-@click.option("--no-open", is_flag=True, help="Print where the first page is; open no browser.")
+@click.option("--no-open", is_flag=True, help="Print the path of the first page; open no browser.")
 def docs(out: Path | None, no_open: bool) -> None:
     """Build this version's documentation and open it in a browser.
 

@@ -10,7 +10,7 @@ import click
 @click.option(
     "--to", "folder", type=click.Path(file_okay=False, path_type=Path), default=".", help="Copy to this folder."
 )
-@click.option("--path", "only_path", is_flag=True, help="Print where the installed file is; copy nothing.")
+@click.option("--path", "only_path", is_flag=True, help="Print the path of the installed file; copy nothing.")
 def examples(names: tuple[str, ...], folder: Path, only_path: bool) -> None:
     """List what comes along, or copy it by NAME.
 

@@ -47,7 +47,7 @@ _OPTIONS = (
         type=SECONDS,
         default="10s",
         show_default=True,
-        help="After how long a silent agent counts as lost.",
+        help="Silence after which an agent counts as lost.",
     ),
     click.option(
         "--join-timeout",
@@ -55,7 +55,7 @@ _OPTIONS = (
         type=SECONDS,
         default="60s",
         show_default=True,
-        help="How long a job may take to fill.",
+        help="Time limit for all ranks of a job to join.",
     ),
     click.option(
         "--v1", is_flag=True, help="Serve v1 too, for p4app-switchML's hosts: it has no secrets (docs/security.md)."
@@ -65,14 +65,14 @@ _OPTIONS = (
         default=1024,
         show_default=True,
         type=Count(1),
-        help="Ranks that one client may have at a time. A client is an address, on this machine's loopback a user.",
+        help="Quota of ranks per client. A client is an address, or a user on this machine's loopback.",
     ),
     click.option(
         "--client-jobs",
         default=64,
         show_default=True,
         type=Count(1),
-        help="Jobs, and v1 sessions, that one client may have begun at a time.",
+        help="Quota of jobs, and v1 sessions, that one client has started.",
     ),
     click.option(
         "--client-slots",
@@ -80,14 +80,14 @@ _OPTIONS = (
         show_default=True,
         metavar="SHARE",
         type=click.FloatRange(0, 1, min_open=True),
-        help="Part of the slots that others leave which one client's jobs may have; 1 for all.",
+        help="Quota of slots per client, as a share of the free ones; 1 for all.",
     ),
     click.option(
         "--client-connections",
         default=64,
         show_default=True,
         type=Count(1),
-        help="Control connections that one client may have open besides those of its ranks.",
+        help="Quota of control connections per client, besides those of its ranks.",
     ),
     click.option("--tls-cert", metavar="FILE", help="Certificate chain (PEM) of the control port."),
     click.option("--tls-key", metavar="FILE", help="Key (PEM) of that certificate."),

@@ -37,7 +37,7 @@ LATEST = 8
 @click.option(
     "--secret",
     metavar="SECRET",
-    help="Show the jobs with this secret, too. Others see it in `ps`, unlike the variable.  "
+    help="Also show the jobs with this secret. Visible to others in `ps`, unlike the variable.  "
     "[default: $SWITCHML_SECRET, or the file $SWITCHML_SECRET_FILE]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one line per event).")

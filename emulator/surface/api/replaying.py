@@ -46,7 +46,7 @@ class Changes:
     allreduce: str = ""
     hierarchy: str = ""
     cluster: str = ""
-    """The network of a built-in cluster or .toml file, whose nodes the ranks fill."""
+    """Use the network of a built-in cluster or .toml file, with its nodes filled in rank order."""
     ranks: int | None = None
     """Data-parallel ranks."""
     bucket_bytes: Sequence[float] = ()

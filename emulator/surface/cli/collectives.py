@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 @option(
     "--sizes", type=TENSOR_SIZES, default="64K:1G:16", help="Bytes of the tensor: from, to, factor; or a list (25M,1G)."
 )
-@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", help="What its elements are.")
-@click.option("--wire", type=WIRE, default="int32", help="Lanes of a packet to the switch; one holds an element.")
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", help="Dtype of the elements.")
+@click.option(
+    "--wire", type=WIRE, default="int32", help="Lane type of packets to the switch; a lane holds one element."
+)
 @option("--rate", "port_bps", type=RATE, show_default="the cluster's", help="Rate of each port of a node.")
 @option(
     "--oversubscription",
     type=click.FloatRange(1),
     show_default="the cluster's",
-    help="Of the leaves: ports down to ports up.",
+    help="Oversubscription of the leaves: ports down to ports up.",
 )
 @option("--slots", type=Count(1), show_default="the cluster's", help="Slots of the switch.")
 @option("--loss", type=click.FloatRange(0, 0.5), default=0.0, help="Share of packets lost on each link to the switch.")

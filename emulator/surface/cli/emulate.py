@@ -44,8 +44,8 @@ RESULTS, SWEEPS, TOGETHER = "Results", "Sweeps", "Several jobs"
     group=RESULTS,
     type=REPORT,
     metavar="FILE",
-    help="Write a self-contained page (.html): where the time goes, timeline, scaling; or a picture of the first and "
-    "the last (.png, .svg, .pdf).",
+    help="Write a self-contained page (.html): time breakdown, timeline, scaling; or a picture of the "
+    "first and the last (.png, .svg, .pdf).",
 )
 @option(
     "--sweep",
@@ -61,13 +61,13 @@ RESULTS, SWEEPS, TOGETHER = "Results", "Sweeps", "Several jobs"
     group=SWEEPS,
     type=ROWS_FILE,
     metavar="FILE",
-    help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
+    help="Write the sweep's rows (.csv or .parquet); an interrupted sweep resumes from the file.",
 )
 @option(
     "--share",
     group=TOGETHER,
     type=click.Choice(["all", "fabric", "slots"]),
-    help="Resources that several jobs share; default: all.",
+    help="Resources shared by several jobs; default: all.",
 )
 @option(
     "--placement",

@@ -50,6 +50,6 @@ def options(*, network: str = "auto", values: Sequence[str] = VALUES, needs: str
             metavar="RANK=X,…",
             default="",
             show_default=False,
-            help=f"Ranks that take X times as long to compute.{needed}",
+            help=f"Ranks that compute X times slower.{needed}",
         ),
     )

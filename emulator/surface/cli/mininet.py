@@ -50,7 +50,7 @@ class Capture(click.ParamType):
     help="allreduce: with all hosts; scaling: with 2, 3, … of them; loss and slots: with more and more of either; "
     "two-racks: switches below a switch; train: a small model, as `switchml train` does.",
 )
-@option("--hosts", type=Count(1), default=4, help="Hosts, each with one rank; at most 32.")
+@option("--hosts", type=Count(1), default=4, help="Number of hosts, one rank each; at most 32.")
 @link_options(None, "what processors keep up with, at most 100mbit")
 @click.option(
     "--aggregator",
@@ -68,14 +68,14 @@ class Capture(click.ParamType):
     type=Count(0),
     default=0,
     show_default="2 with two-racks, else 1",
-    help="Racks, each with a switch below the switch; with --experiment two-racks or train.",
+    help="Number of racks, each with a leaf switch; with --experiment two-racks or train.",
 )
 @click.option("--steps", type=Count(1), default=100, help="Steps of each training, with --experiment train.")
 @click.option(
     "--parallel",
     type=click.Choice(["ddp", "fsdp"]),
     default="ddp",
-    help="How ranks share the model, with --experiment train.",
+    help="Parallelism of the model, with --experiment train.",
 )
 @repeats_options(text="Measured repeats of each all-reduce.")
 @click.option(

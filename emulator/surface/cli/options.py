@@ -111,7 +111,7 @@ authenticate_option = click.option(
     is_flag=True,
     envvar="SWITCHML_AUTHENTICATE",
     show_envvar=True,
-    help="Packets carry tags, keyed for the job, that nobody else can forge (UDP and zmq; not on a P4 switch).",
+    help="Authenticate packets with the job's key (UDP and zmq; not on a P4 switch).",
 )
 agent_wire_option = click.option(
     "--wire",
@@ -128,7 +128,7 @@ against_option = click.option(
     type=click.Choice(["gloo", "none"]),
     default="gloo",
     callback=lambda context, parameter, value: None if value == "none" else value,
-    help="What to compare with, in turns.",
+    help="Baseline, measured in turn.",
 )
 
 
@@ -138,31 +138,31 @@ def repeats_options(
     """--repeats and --warmup."""
     return together(
         click.option("--repeats", type=Count(1), default=repeats, help=text),
-        click.option("--warmup", type=Count(0), default=warmup, help="Repeats before those, not counted."),
+        click.option("--warmup", type=Count(0), default=warmup, help="Warm-up repeats, not counted."),
     )
 
 
 sparsity_options = together(
-    click.option("--density", type=SHARES, help="Share of blocks that are not zero on each rank; zeros are skipped."),
+    click.option("--density", type=SHARES, help="Share of non-zero blocks on each rank; zero blocks are skipped."),
     click.option("--block", type=Count(1), default=256, help="Elements of a block, with --density."),
     click.option(
         "--overlap",
         type=click.Choice(["random", "full", "none"]),
         default="random",
-        help="How many blocks the ranks have in common, with --density.",
+        help="Overlap of the ranks' blocks, with --density.",
     ),
     click.option(
         "--sparse",
         "mode",
         type=click.Choice(["on", "auto"]),
         default="on",
-        help="Skip blocks of zeros always, or only where it pays, with --density.",
+        help="Skip zero blocks always, or only where it is faster, with --density.",
     ),
 )
 """Tensors with blocks of zeros."""
 
 
-salvage_option = click.option("--salvage", is_flag=True, help="Read truncated or broken files as far as they go.")
+salvage_option = click.option("--salvage", is_flag=True, help="Read the intact part of truncated or broken files.")
 
 trace_options = together(
     click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it."), salvage_option
@@ -188,7 +188,7 @@ def link_options(rate: str | None, shown: str = "") -> Callable:
             show_default="0",
             help="Share of frames that each link loses, each way.",
         ),
-        click.option("--seed", type=click.IntRange(0), default=1, help="Decides which frames are lost."),
+        click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the frame losses."),
     )
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "--measure",
     type=click.Choice(["wall", "cpu"]),
     default="wall",
-    help="Time that a virtual clock counts as computing.",
+    help="Clock for compute time with --clock virtual.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of noise and jitter.")
 @click.option(

@@ -20,8 +20,8 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CLAIM|FILE.toml]…", shell_complete=_complete)
-@click.option("--all", "is_all", is_flag=True, help="Run every claim that comes along.")
-@click.option("--quick", is_flag=True, help="Run those that take half a minute at most and need no root.")
+@click.option("--all", "is_all", is_flag=True, help="Run every built-in claim.")
+@click.option("--quick", is_flag=True, help="Run only claims that take at most half a minute and need no root.")
 @click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help=f"Write {PAGE} and {TABLE} there, both with plots.")
 @plot_option
 @json_option

@@ -26,15 +26,24 @@ if TYPE_CHECKING:
 @click.argument("network", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @option("--seeds", type=Count(1), metavar="N", show_default="200", help="Number of fault runs.")
 @click.option("--from", "first", type=Count(0), default=0, help="The first seed.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeat the run of one seed, and describe it.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeat one seed's run, and describe it.")
 @click.option("--log", is_flag=True, help="With --seed: print every event.")
-@click.option("--stop-after", type=Count(1), default=10, help="Stop after so many failed seeds.")
-@option("--processes", type=Count(1), show_default="one per core", help="Runs at the same time.")
-@click.option("--failover", is_flag=True, help="Only aggregators die, and jobs go on at standbys: no call may fail.")
-@click.option("--deadlines", is_flag=True, help="Only jobs whose sums don't wait for late ranks; some ranks are slow.")
-@click.option("--best-effort", is_flag=True, help="Only jobs that share the few slots of a switch.")
-@click.option("--plant", metavar="BUG", help="Plant a known bug, to see the seeds find it; 'list' names them.")
-@option("--time-limit", "time_budget_s", type=TIME, default="10min", show_default=True, help="Of a NETWORK's run.")
+@click.option("--stop-after", type=Count(1), default=10, help="Stop after this many failed seeds.")
+@option("--processes", type=Count(1), show_default="one per core", help="Parallel runs.")
+@click.option(
+    "--failover", is_flag=True, help="Kill only aggregators; jobs fail over to standbys, and no call may fail."
+)
+@click.option("--deadlines", is_flag=True, help="Run only jobs with deadlines, some of whose ranks are slow.")
+@click.option("--best-effort", is_flag=True, help="Run only jobs that share a switch's few slots (best effort).")
+@click.option("--plant", metavar="BUG", help="Inject a known bug, to check that the seeds find it; 'list' names them.")
+@option(
+    "--time-limit",
+    "time_budget_s",
+    type=TIME,
+    default="10min",
+    show_default=True,
+    help="Time limit of a NETWORK's run.",
+)
 @plot_option
 @json_option
 def simulate(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("program", type=click.Path(exists=True, dir_okay=False))
 @click.argument("stf_file", metavar="FILE.stf", type=click.Path(exists=True, dir_okay=False))
 @json_option
-@click.option("-v", "--verbose", is_flag=True, help="Show the packets that left, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show the output packets.")
 def stf(program: str, stf_file: str, as_json: bool, verbose: bool) -> None:
     """Run FILE.stf on PROGRAM (p4c's BMv2 JSON). Exit code 0: all packets were as expected."""
     from emulator.p4switch.program.loader import loader

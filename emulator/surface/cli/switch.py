@@ -61,11 +61,11 @@ class SwitchCommand(click.Command):
 @click.option(
     "--trace-packet", metavar="FILE.json", help="Write what happens to each packet, as -L trace logs it, as data."
 )
-@click.option("--dump-packet-data", type=click.IntRange(min=0), default=0, help="Bytes of each frame to log.")
+@click.option("--dump-packet-data", type=click.IntRange(min=0), default=0, help="Bytes of each frame to record.")
 @click.option("--restore-state", metavar="FILE", help="Start with the state that serialize_state wrote.")
 @click.option("--no-p4", is_flag=True, help="Start without a program; one is loaded through the control interface.")
-@click.option("--enable-swap", is_flag=True, help="Another program may be loaded while running.")
-@click.option("--disable-swap", is_flag=True, help="No other program may be loaded.")
+@click.option("--enable-swap", is_flag=True, help="Allow another program to be loaded while running.")
+@click.option("--disable-swap", is_flag=True, help="Refuse to load another program.")
 @click.option("--drop-port", type=int, default=511, help="Packets to this port are dropped.")
 @click.option("--priority-queues", type=click.IntRange(min=1), default=1, help="Queues per port.")
 @click.option(

@@ -61,7 +61,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--seed",
     type=click.IntRange(0),
     default=1,
-    help="Decides initial parameters, the order of images and which packets are lost.",
+    help="Seed of the initial parameters, the order of images and the packet losses.",
 )
 @option(
     "--aggregator",
@@ -70,9 +70,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     show_default="p4; software for --parallel fsdp and --pipeline",
     help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
 )
-@click.option(
-    "--standby", is_flag=True, help="A software aggregator stands by, where training goes on if the first one is lost."
-)
+@click.option("--standby", is_flag=True, help="Start a standby software aggregator, to which training fails over.")
 @click.option(
     "--transport",
     type=click.Choice(["auto", "shm", "udp", "zmq", "frames"]),
@@ -97,7 +95,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--memory",
     metavar="NAME[:KEY=VALUE,…]",
     show_default="the codec's own",
-    help="Error feedback: how a rank keeps what a codec left out (none, residual, …).",
+    help="Error feedback of the codec (none, residual, …).",
 )
 @click.option(
     "--settings",
@@ -125,7 +123,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "reorder_rate",
     type=PROBABILITY,
     default=0.0,
-    help="Share of packets that are delayed behind others, each way.",
+    help="Share of packets that are reordered, in each direction.",
 )
 @click.option(
     "--loader",
@@ -137,11 +135,11 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--activations",
     type=click.Choice(["none", "levels", "szx", "int8", "fp16", "host"]),
     default="none",
-    help="How activations wait for the backward pass, in both runs: as they are, compressed, or off the device "
+    help="Storage of saved activations, in both runs: as they are, compressed, or off the device "
     "(docs/activations.md).",
 )
 @click.option(
-    "--offload", is_flag=True, help="Train by AdamW with its states on the host, in both runs (docs/states.md)."
+    "--offload", is_flag=True, help="Train by AdamW with its states in host memory, in both runs (docs/states.md)."
 )
 @click.option(
     "--prune",
@@ -159,7 +157,9 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 )
 @authenticate_option
 @plot_option
-@option("--emulated-ranks", "world_size", type=Count(1), help="Emulate a cluster of so many ranks; train on a few.")
+@option(
+    "--emulated-ranks", "world_size", type=Count(1), help="Emulate a cluster of this many ranks; only a few are real."
+)
 @emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--emulated-ranks")
 @click.option(
     "--trace",

@@ -10,8 +10,10 @@ from switchml.runtime.insist import heard
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", help="Address to serve on; other machines reach all but loopback.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="TCP port; 0 takes a free one.")
+@click.option(
+    "--host", default="127.0.0.1", help="Address to serve on; any but loopback is reachable from other machines."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="TCP port; 0 for any free port.")
 @click.option(
     "--aggregator",
     default="127.0.0.1:50099",
@@ -19,7 +21,10 @@ from switchml.runtime.insist import heard
     help="Control port of the aggregator whose state is shown.",
 )
 @click.option(
-    "--token", envvar="SWITCHML_UI_TOKEN", show_envvar=True, help="What opens the page.  [default: a new one each time]"
+    "--token",
+    envvar="SWITCHML_UI_TOKEN",
+    show_envvar=True,
+    help="Token that opens the page.  [default: a new one each time]",
 )
 def ui(host: str, port: int, aggregator: str, token: str | None) -> None:
     """Serve the emulator in the browser: model, cluster and splitting as controls; time, memory and timeline; sweeps as

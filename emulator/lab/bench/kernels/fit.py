@@ -23,6 +23,7 @@ from emulator.lab.bench.kernels.measure import Row
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.operators import Operator, TensorShape
 from switchml.errors import ConfigError
+from switchml.files import read_text
 from switchml.output_files import toml_text, whole_file
 
 OPERATORS = {
@@ -48,7 +49,7 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 def read_rows(path: Path) -> list[Row]:
     """JSON lines, or what `switchml bench kernels --json` prints. Raises ConfigError."""
-    text = path.read_text()
+    text = read_text(path)
     try:
         rows: list[Row]
         if text.lstrip().startswith('{"accelerator"'):

@@ -14,8 +14,8 @@ from switchml.cli.options import Count, option
     "--aggregators",
     metavar="NAME,…",
     show_default="all that can run here",
-    help="Some of p4, bmv2, p4-lanes, bmv2-lanes (one register for each lane), software and gloo. The others are "
-    "compared with the first.",
+    help="Aggregators to compare: p4, bmv2, p4-lanes, bmv2-lanes (one register per lane), software, gloo. "
+    "The first is the baseline.",
 )
 @json_option
 def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators: str | None, as_json: bool) -> None:

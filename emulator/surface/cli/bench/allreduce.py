@@ -28,14 +28,14 @@ from switchml.cli.options import Count, option
     "--collective",
     type=click.Choice(COLLECTIVES),
     default=ALL_REDUCE,
-    help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
+    help="Collective to measure. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
 )
 @click.option(
     "--dtype",
     "dtypes",
     type=Many(click.Choice(list(DTYPES)), "dtype", "float32,bfloat16"),
     default="float32",
-    help="What the elements are, one or a list: " + ", ".join(DTYPES) + ".",
+    help="Dtype of the elements, or several: " + ", ".join(DTYPES) + ".",
 )
 @option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
 @option("--size", type=TENSOR_SIZE, show_default="64MiB", help="Bytes of the tensor.")
@@ -43,26 +43,26 @@ from switchml.cli.options import Count, option
 @click.option(
     "--buckets",
     type=click.Choice(["ddp"]),
-    help="Measure what DDP makes of a model of --size bytes: its buckets at once, each of them alone, and small ones.",
+    help="Measure DDP's buckets for a model of --size bytes: all at once, each size alone, and small ones.",
 )
 @click.option(
     "--transport",
     type=click.Choice(["auto", "udp", "shm", "zmq", "frames", "raw"]),
     default="auto",
-    help="What carries packets.",
+    help="Transport of the packets.",
 )
 @agent_wire_option
 @click.option(
     "--api",
     type=click.Choice(["agent", "torch"]),
-    help="Whose calls: agent, HostAgent's with NumPy arrays (the default), or torch, torch.distributed's with the "
-    "backend switchml.",
+    help="API to call: agent (HostAgent with NumPy arrays, the default) or torch (torch.distributed with the "
+    "backend switchml).",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
-    help="Where tensors are. cuda: on GPUs of this machine, which ranks take in turn; with --api torch.",
+    help="Device of the tensors. cuda: this machine's GPUs, assigned to ranks round-robin; needs --api torch.",
 )
 @against_option
 @sparsity_options
@@ -71,7 +71,7 @@ from switchml.cli.options import Count, option
     "--aggregator",
     default="software",
     metavar="KIND|HOST:PORT",
-    help="What to start: software, p4 (our P4 switch), bmv2 (simple_switch, root), p4-lanes or bmv2-lanes (one "
+    help="Aggregator to start: software, p4 (our P4 switch), bmv2 (simple_switch, root), p4-lanes or bmv2-lanes (one "
     "register for each lane); or the address of a running aggregator.",
 )
 @click.option(
@@ -80,7 +80,7 @@ from switchml.cli.options import Count, option
     type=Count(0, 256),
     default=0,
     metavar="N",
-    help="Processes that compute meanwhile, as other jobs on the same cores would.",
+    help="Busy processes to run meanwhile, as background load.",
 )
 @repeats_options(None, 2, "Pairs at each size; by default 5 to 15, or 3 if they are slow.")
 @plot_option

@@ -18,7 +18,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     metavar="gradient|activation|smooth|FILE.npy",
     help="Real gradients or activations of the digits model, a synthetic smooth field, or a file.",
 )
-@click.option("--elements", type=Count(1000), default=1 << 20, help="Length of the tensor if it is no file.")
+@click.option("--elements", type=Count(1000), default=1 << 20, help="Length of the tensor, unless it is a file.")
 @option(
     "--codec",
     "specs",
@@ -32,7 +32,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     "--bound", type=SHARE, default=1e-3, help="Error bound of SZx, SZ3 and ZFP, as a share of the tensor's range."
 )
 @click.option("--rank", type=click.IntRange(1), default=2, help="Rank of PowerSGD, ours and torch's.")
-@option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks of the all-reduce whose traffic is counted.")
+@option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks of the all-reduce, for its traffic.")
 @option("--repeats", "rounds", type=Count(1), default=7, help="Repeats, of which the best counts.")
 @plot_option
 @json_option

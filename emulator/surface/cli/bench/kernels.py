@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="What runs the operators.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="Device that runs the operators.")
 @click.option(
     "--out",
     "out_file",
     type=SETTINGS_FILE,
     metavar="FILE.toml",
-    help="Write the accelerator, for switchml emulate --accelerator.",
+    help="Write an accelerator file for switchml emulate --accelerator.",
 )
 @click.option(
     "--from",
     "rows_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="ROWS.json",
     help="Fit what --json printed on another machine, instead of measuring.",
 )

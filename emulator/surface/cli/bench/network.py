@@ -28,16 +28,16 @@ from switchml.cli.options import SIZE, TIME, Count, option
     "--ranks-per-host",
     type=COUNTS,
     default="1",
-    help="Ranks in each host; with 2 or more also with the ranks of a host first (docs/hierarchy.md).",
+    help="Ranks per host; with 2 or more, hierarchical all-reduces are measured too (docs/hierarchy.md).",
 )
 @click.option(
     "--collective",
     type=click.Choice(COLLECTIVES),
     default=ALL_REDUCE,
-    help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
+    help="Collective to measure. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
 )
 @link_options("200mbit")
-@option("--queue", type=SIZE, show_default="25 ms at the rate", help="Most bytes that wait in front of a link.")
+@option("--queue", type=SIZE, show_default="25 ms at the rate", help="Queue size of each link.")
 @click.option("--size", type=SIZE, default="16MiB", help="Bytes of the tensor (float32).")
 @wire_option
 @payload_option
@@ -46,12 +46,19 @@ from switchml.cli.options import SIZE, TIME, Count, option
     type=Count(0),
     default=0,
     show_default="the aggregator's choice",
-    help="Packets that a rank may have in flight, a power of two.",
+    help="Maximum number of packets a rank has in flight, a power of two.",
 )
 @against_option
 @sparsity_options
 @repeats_options()
-@option("--time-limit", "time_budget_s", type=TIME, default="1h", show_default=True, help="Refuse what takes longer.")
+@option(
+    "--time-limit",
+    "time_budget_s",
+    type=TIME,
+    default="1h",
+    show_default=True,
+    help="Refuse experiments that would take longer.",
+)
 @option("--tcp", metavar="NAME", show_default="the machine's", help="Gloo's congestion control (cubic, bbr, …).")
 @json_option
 def network(

@@ -12,7 +12,7 @@ from switchml.terminal import progress, say
 
 
 @click.command()
-@click.option("--ops", type=Count(1000), default=1_000_000, help="Size of the job, about.")
+@click.option("--ops", type=Count(1000), default=1_000_000, help="Approximate size of the job.")
 @click.option("--repeats", type=Count(1), default=3, help="Repeats, of which the best counts.")
 @json_option
 def replay(ops: int, repeats: int, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_jso
 @click.command()
 @option("--size", type=SIZE, default="500MB", help="Size of the trace as JSON.")
 @click.option("--gzip/--plain", "compressed", default=False, help="Whether the trace is compressed.")
-@click.option("--compare", is_flag=True, help="Also measure Python's json.load.")
+@click.option("--compare", is_flag=True, help="Also measure json.load.")
 @json_option
 def trace(size: float, compressed: bool, compare: bool, as_json: bool) -> None:
     """Measure reading a generated trace of PyTorch's profiler: megabytes a second, and the reader's peak memory."""

@@ -49,14 +49,14 @@ RATIO = "ratio: on the wire over simple_switch where both were measured, else co
     "--stf",
     "stf_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Table entries (add) and packets for the one --program; ports 0 and 1 are connected, packets enter at 0. "
-    "Without it a program gets frames of zeros.",
+    help="Table entries (add) and packets for the one --program; ports 0 and 1 are connected, packets "
+    "enter at 0. Without it, a program gets frames of zeros.",
 )
-@click.option("--seconds", type=NAMED_SECONDS, default=1.0, help="Time for each figure.")
+@click.option("--seconds", type=NAMED_SECONDS, default=1.0, help="Duration of each measurement.")
 @option("--veth", "wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
-@click.option("--start", is_flag=True, help="Measure instead how long a switch takes to start.")
-@click.option("--changes", is_flag=True, help="Measure instead what changes of a table cost while traffic flows.")
+@click.option("--start", is_flag=True, help="Measure only the start-up time of a switch.")
+@click.option("--changes", is_flag=True, help="Measure only the cost of table changes under traffic.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @wide_option
 def switch(

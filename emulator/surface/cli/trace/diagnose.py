@@ -25,7 +25,7 @@ from switchml.terminal import progress
     type=click.FloatRange(min=0, max=1),
     default=0.01,
     show_default=True,
-    help="Leave out findings that gain a smaller share of the iteration.",
+    help="Omit findings that would save a smaller share of the iteration.",
 )
 @click.option(
     "--codec",
@@ -34,7 +34,7 @@ from switchml.terminal import progress
     metavar="CODEC",
     default=("fp16",),
     show_default=True,
-    help="May be advised where the network is slow (docs/codecs.md); its speed is measured here. May be repeated.",
+    help="Codec to consider (docs/codecs.md); its speed is measured here. May be repeated.",
 )
 @trace_options
 @json_option

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("path", type=ANY_PATH)
 @click.option("--cluster", "cluster_name", required=True, help="Built-in cluster or .toml file.")
-@click.option("--precision", default="fp16", show_default=True, help="Of what is costed by its FLOPs.")
+@click.option("--precision", default="fp16", show_default=True, help="Precision of operators costed by FLOPs.")
 @click.option("--allreduce", default="auto", show_default=True, help=ALGORITHMS_HELP)
 @click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP)
 @click.option("--gpus", type=Count(1), help="Accelerators of a SimAI workload that has no all_gpus.")

@@ -35,10 +35,10 @@ class Names(click.ParamType):
     type=SETTINGS_FILE,
     default=Path("settings.toml"),
     show_default=True,
-    help="File for the settings; one that is there is kept unless --overwrite is given.",
+    help="Settings file to write; an existing one is kept unless --overwrite is given.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace the file of --out.")
-@click.option("--trials", type=Count(1), default=1000, show_default=True, help="Settings to try at most.")
+@click.option("--overwrite", is_flag=True, help="Overwrite the file of --out.")
+@click.option("--trials", type=Count(1), default=1000, show_default=True, help="Maximum number of settings to try.")
 @option("--time-limit", "seconds", type=TIME, show_default="none", help="Time limit of the search.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option(
@@ -67,9 +67,9 @@ class Names(click.ParamType):
 @click.option(
     "--codec-costs", type=FILE, help="Output of `switchml bench codecs --json`, in place of a measurement here."
 )
-@option("--memory-limit", "memory", type=SIZE, help="Memory of a rank; then the batch may grow and recomputation pays.")
+@option("--memory-limit", "memory", type=SIZE, help="Memory of a rank; lets the search grow the batch and recompute.")
 @click.option("--activations", type=SIZE, help="Memory of a rank's activations with the traced batch.")
-@click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
+@click.option("--half-speed", type=float, default=0.0, help="Speed-up of this host in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
 @option("--repeats", "rounds", type=Count(1), default=3, show_default=True, help="Repeats of --check.")
 @click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")

@@ -56,7 +56,9 @@ class Slow(click.ParamType):
 @click.option("--latency", type=Change(TIME), help="Change the latency of each step of a collective.")
 @option("--allreduce", show_default="as traced", help=ALGORITHMS_HELP)
 @option("--hierarchy", type=click.Choice(list(HIERARCHIES)), show_default="as traced", help=HIERARCHY_HELP)
-@click.option("--cluster", help="The network of a built-in cluster or .toml file, whose nodes the ranks fill.")
+@click.option(
+    "--cluster", help="Use the network of a built-in cluster or .toml file, with its nodes filled in rank order."
+)
 @click.option("--ranks", type=Count(1), help="Change the number of data-parallel ranks.")
 @click.option(
     "--bucket-cap",
@@ -66,8 +68,8 @@ class Slow(click.ParamType):
 )
 @click.option("--codec", help="Compress gradients with a codec of docs/codecs.md, measured here.")
 @click.option("--accelerator", help="Change the accelerator: x2 for twice as fast, or a built-in one such as h100.")
-@click.option("--without-straggler", type=click.IntRange(0), metavar="RANK", help="Make a rank as fast as the others.")
-@click.option("--slow", type=Slow(), multiple=True, metavar="RANK=F", help="Make a rank F times as slow.")
+@click.option("--without-straggler", type=click.IntRange(0), metavar="RANK", help="Remove a rank's slowness.")
+@click.option("--slow", type=Slow(), multiple=True, metavar="RANK=F", help="Slow a rank down by a factor F.")
 @timeline_option
 @trace_options
 @json_option

@@ -81,7 +81,7 @@ def real(parts: tuple[str, ...], plot_file: Path | None, as_json: bool, **plan: 
 @click.option(
     "--peers/--no-peers",
     default=True,
-    help="Whether to emulate all ranks but one, too: of a model of as many layers, as wide.",
+    help="Also emulate all ranks but one, for a model of the same layers.",
 )
 @plot_option
 @click.option("--keep", type=OUTPUT_FOLDER, help="Keep the traces in this directory.")

@@ -58,7 +58,7 @@ def _refit(
     "--recompute",
     type=click.Choice(["auto", "none", "selective", "full"]),
     default="auto",
-    help="What the jobs recompute; auto: everything on more than one node, else nothing.",
+    help="Recomputation of the jobs; auto: full on more than one node, else none.",
 )
 @click.option(
     "--refit", is_flag=True, help="Also fit the constants to all model sizes but one, for each in turn (slow; scipy)."
