@@ -11,7 +11,7 @@ from emulator.jobs.costed import CostedJob
 from emulator.jobs.costing import plan
 from emulator.jobs.description import Request, load_cluster, load_codec, load_model
 from emulator.jobs.emulation import Emulation
-from emulator.jobs.fits import check_memory
+from emulator.jobs.fits import check_host_memory, check_memory
 from emulator.jobs.replay.conditions import Conditions
 from emulator.jobs.replay.engine import Replayed, contention, replay
 from emulator.jobs.replay.parts import parts
@@ -49,9 +49,11 @@ def emulate(
         )
     costed = plan(model, spec.job, cluster, spec.network, load_codec(spec))
     needed = memory.memory(model, spec.job)
+    on_host = spec.memory.host_bytes(needed)
     costed, needed = spec.memory.apply(costed, needed), spec.memory.memory(needed, costed)
     if not spec.ignore_memory:
         check_memory(model, spec.job, cluster, needed)
+        check_host_memory(spec.job, cluster, on_host)
     noise, slow, stand_ins = spec.noise, None, None
     fold = spec.fold or ("tensor" if noise.differ else "all")
     if noise.stragglers:

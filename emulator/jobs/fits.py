@@ -25,6 +25,19 @@ def check_memory(model: Model, job: Job, cluster: Cluster, needed: memory.Memory
     )
 
 
+def check_host_memory(job: Job, cluster: Cluster, rank_bytes: float) -> None:
+    """Raise OutOfMemory unless the host memory of a node holds `rank_bytes` for each of its ranks."""
+    ranks = min(job.gpus, cluster.accelerators_per_node)
+    if ranks * rank_bytes > cluster.host_memory_bytes:
+        raise OutOfMemory(
+            f"out of host memory: {ranks} ranks of a node hold optimizer states of {memory_text(rank_bytes)} each, "
+            f"{cluster.name} has {memory_text(cluster.host_memory_bytes)} a node. Take more stages (--pp) or tensor "
+            "parallelism (--tp), or zero 3 without --offload-bucket",
+            ranks * rank_bytes,
+            {"optimizer states": ranks * rank_bytes},
+        )
+
+
 def _what_helps(model: Model, job: Job, available: float) -> str:
     """The least change that makes it fit, tried in order of what it costs."""
     tried: list[tuple[str, dict[str, Any]]] = [

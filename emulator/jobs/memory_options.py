@@ -59,6 +59,10 @@ class MemoryOptions(Ranged):
             needed = dataclasses.replace(needed, activations=self._packed(needed.activations, plan))
         return needed
 
+    def host_bytes(self, needed: Memory) -> float:
+        """Optimizer states of the fullest rank in host memory; `needed`: its memory without these options."""
+        return HOST_WAY_BYTES * needed.weights / 2.0 if self.offload_bucket else 0.0
+
     def _packed(self, activations: float, plan: CostedJob) -> float:
         """What layers keep for backward is compressed, all but that of the part which is at work; its temporaries and
         those of the loss are as they were."""

@@ -135,6 +135,17 @@ def test_nonsense_is_refused():
         Run(steps=1, tokens=1)
 
 
+def test_offloaded_states_need_host_memory():
+    def emulated(pp, **more):
+        job = {"gpus": 64, "tp": 8, "pp": pp, "zero": 0, "recompute": "full"}
+        table = {"model": "gpt3-175b", "cluster": "h200-hgx", "job": job, "memory": {"offload_bucket": 16e6}, **more}
+        return emulate.emulate(request(table))
+
+    with pytest.raises(OutOfMemory, match="out of host memory: 8 ranks of a node hold .* of 243.9 GiB each"):
+        emulated(1)
+    assert emulated(2).memory.total < emulated(1, ignore_memory=True).memory.total
+
+
 def test_memory_options():
     base = ("--model", "gpt3-2.7b", "--gpus", "8", "--pp", "4", "--batch", "64", "--recompute", "selective")
     plain = run_json(*base)
