@@ -58,7 +58,8 @@ def play(
             outcomes = Processes(command.script, request, environments, Path(folder), quiet).run(limit_s)
         except TimeoutError:
             raise JobError(
-                f"{command.script[0]} made no {iterations} optimizer steps in {limit_s:.0f} s (--time-limit)"
+                f"{command.script[0]} did not make its {iterations} optimizer steps (one more with torch.compile) in "
+                f"{limit_s:.0f} s (--time-limit)"
             ) from None
     for rank, outcome in outcomes.items():
         of = f"rank {rank}: " if rank or len(outcomes) > 1 else ""
