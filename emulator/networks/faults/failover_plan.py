@@ -32,7 +32,7 @@ def draw_failover(seed: int) -> FaultPlan:
     for _ in range(chooser.choice([1, 1, 2, 2, 3, 5])):
         kind = chooser.choice(KINDS)
         if kind == "cut" and aggregators == 1:
-            kind = "cut data"  # a rank that is silent for long is lost, and there is no other aggregator to fail over to
+            kind = "cut data"  # a rank that is silent for long is lost, and no standby exists to fail over to
         longest_s = 2.5 * plan.peer_timeout_s if kind.startswith("cut") else _MOST_DOWN_S
         if kind == "pause":
             longest_s = 0.4 * plan.peer_timeout_s  # a rank that is silent for longer is lost

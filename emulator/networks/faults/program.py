@@ -204,7 +204,7 @@ class Program:
         failed = (yield from self._end_of(pending)) or failed
         yield from self.awake()
         self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=self._submitted)
-        if self.world.plan.failover_s and not failed:  # a rank that has left can't repeat rounds that another rank may lack
+        if self.world.plan.failover_s and not failed:  # a rank that has left can't repeat rounds that others may lack
             yield self.world.all_finished(key)
             yield from self.awake()
         agent.leave()
