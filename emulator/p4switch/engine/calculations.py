@@ -164,7 +164,7 @@ class Calculations(Part):
     def _value(self, checksum: ir.Checksum) -> Cell:
         if checksum.calculation is not None:
             return self.compute(checksum.calculation)
-        header = self.program.headers[checksum.target.header]  # the built-in checksum: over its own header with the target 0
+        header = self.program.headers[checksum.target.header]  # the built-in one: over its own header, target 0
         if header.is_metadata or header.type.varbit is not None:
             raise Unsupported("an ipv4 checksum over such a header")
         first = self.layout.wire_bit(header.type, checksum.target.field)
