@@ -73,7 +73,7 @@ class Entities:
             "table_entry": [{"meter_config": {}, "counter_data": {}}, {"is_default_action": True}],
             "packet_replication_engine_entry": [{GROUP: {}}, {SESSION: {}}],
         }
-        names = [name for name in self.sorts if not name.startswith("direct_")]  # direct ones are part of their table entries
+        names = [name for name in self.sorts if not name.startswith("direct_")]  # those are in their table entries
         return self.read(v1.Entity(**{name: pattern}) for name in names for pattern in patterns.get(name, [{}]))
 
     # Write
