@@ -63,8 +63,8 @@ def resnet50(classes: int = 2) -> nn.Sequential:
 
 
 def resnet_row(codec: str) -> dict[str, Any]:
-    """ResNet-50 on crops of scikit-learn's two photographs, 2 of each: the fourth step from random weights, with codec
-    parameters measured anew in each step."""
+    """ResNet-50 on crops of scikit-learn's two photographs, 2 of each: the fourth step from random weights, with error
+    bounds measured anew in each step."""
     try:
         from sklearn.datasets import load_sample_images
     except ImportError:

@@ -123,7 +123,7 @@ def collectives(device: str) -> Iterator[Row]:
 
 
 class _CollectivesRank:
-    """One rank of `collectives`, which answers a device name with that device's rows."""
+    """One rank of `collectives`: a request is the name of a device, the response its rows."""
 
     def __init__(self, rank: int, rendezvous: str, report: object):
         torch.set_num_threads(1)
