@@ -62,7 +62,7 @@ _CALLBACKS = (_Call.ring,)
 
 def at(env: Environment, time_ns: int, action: Callable[[Any], object], value: Any = None) -> None:
     """Schedule `action(value)` at `time_ns`, which must not be in the past."""
-    env.schedule(_Call(action, value), delay=time_ns - env.now)  # type: ignore[arg-type]  # has all attributes of an event that are used
+    env.schedule(_Call(action, value), delay=time_ns - env.now)  # type: ignore[arg-type]  # duck-typed as an Event
 
 
 class Link:

@@ -22,7 +22,7 @@ class _Pause(torch.autograd.Function):
 
 def pause(x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
     """Return `x` after sleeping `forward_s`; its backward pass sleeps `backward_s`."""
-    paused: torch.Tensor = _Pause.apply(x, forward_s, backward_s)  # type: ignore[no-untyped-call]  # apply is untyped in torch
+    paused: torch.Tensor = _Pause.apply(x, forward_s, backward_s)  # type: ignore[no-untyped-call]  # untyped in torch
     return paused
 
 

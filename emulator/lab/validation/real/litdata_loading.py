@@ -54,7 +54,7 @@ def batches(rank: int, plan: dict[str, Any], chunk_samples: int, epochs: int) ->
     ranks = str(plan["ranks"])
     os.environ |= {"WORLD_SIZE": ranks, "GLOBAL_RANK": str(rank), "NNODES": ranks, **credentials}
     from litdata import StreamingDataLoader, StreamingDataset
-    from litdata.streaming import downloader  # type: ignore[import-not-found, unused-ignore]  # not an extra of this package
+    from litdata.streaming import downloader  # type: ignore[import-not-found, unused-ignore]  # optional package
 
     logging.getLogger(NAME).setLevel(logging.ERROR)  # it warns about caches below 25 GB
     # It has no option for storage without TLS.
