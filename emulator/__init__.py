@@ -1,15 +1,16 @@
-"""The switch, the network and the training job in software.
+"""Switch, network and training-job emulators.
 
-    surface/    the command line, the Python API, the browser, reports
-    lab/        benchmarks, predictions beside measurements, papers' claims
-    peers/      a few ranks run for real, all others emulated
-    traces/     what profilers wrote: read, joined, changed, diagnosed, optimized
+    surface/    command line, Python API, browser UI, reports
+    lab/        benchmarks, predictions compared with measurements, checks of papers' claims
+    peers/      a few real ranks, all others emulated
+    traces/     profiler traces: reading, joining, what-if changes, diagnosis, optimization
     jobs/       a training job on a cluster: description, plan, graph, replay, result
-    cluster/    machines, and what kernels and collectives cost on them
-    networks/   this kernel's namespaces; packets in virtual time; clusters under drawn faults
+    cluster/    machines, and the cost models of kernels and collectives
+    networks/   network namespaces; packet simulation in virtual time; fault-injection campaigns
     p4switch/   the BMv2-compatible switch
 
-A room imports those below it. Each room's docstring says what comes in, what goes out, and where to begin reading.
+A package imports only those below it. Each package's docstring states its inputs and outputs and where to begin
+reading.
 """
 
 from switchml import lazy

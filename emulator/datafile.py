@@ -1,8 +1,8 @@
-"""Data files that people copy and change: TOML into frozen dataclasses, built-in files by name and users' files by
-path. A key that nothing reads is an error.
+"""Data files that users copy and change: TOML parsed into frozen dataclasses, built-in files by name and users' files
+by path. Unused keys are errors.
 
-Not msgspec or cattrs, which were tried: msgspec accepts unknown keys of dataclasses without a word, and neither says
-which value is wrong or what was meant. "job.toml, job, gpus: expected a whole number, not 'eight'" is "Expected `int`,
+Alternatives that were tried: msgspec silently accepts unknown keys of dataclasses, and neither msgspec nor cattrs names
+the wrong value and the expected one. "job.toml, job, gpus: expected a whole number, not 'eight'" is "Expected `int`,
 got `str` - at `$.job.gpus`" there.
 """
 
@@ -34,15 +34,15 @@ _tried: dict[Path, dict[str, Any]] = {}
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A TOML file; ConfigError names the file and what is wrong with it."""
+    """Read a TOML file. Raises ConfigError, which names the file and the problem."""
     table = read_toml(path)
     return merge(table, _tried[path]) if path in _tried else table
 
 
 @contextlib.contextmanager
 def trying(changes: Mapping[Path, dict[str, Any]]) -> Iterator[None]:
-    """Tables of `changes` count in place of those in their files: for fits. Of the whole process; what was built from
-    the files before, the caller builds again."""
+    """Within the context, `changes` override the tables of their files, for fits. Applies to the whole process; the
+    caller must rebuild objects that were built from the files before."""
     before = dict(_tried)
     _tried.update(changes)
     try:
@@ -53,7 +53,7 @@ def trying(changes: Mapping[Path, dict[str, Any]]) -> Iterator[None]:
 
 
 def find(what: str, name: str, folder: Path) -> Path:
-    """The file of a built-in called `name` in `folder`, or the user's file where `name` is a path."""
+    """Return the file of the built-in `name` in `folder`, or the user's file if `name` is a path."""
     if name.endswith(".toml") or "/" in name:
         path = Path(name)
         if not path.is_file():
@@ -66,7 +66,8 @@ def find(what: str, name: str, folder: Path) -> Path:
 
 
 class Remembered(Generic[T]):
-    """Calls `load` once for each built-in, and again for a user's file that has changed, or is another of that name."""
+    """Caches the result of `load`: once for each built-in; a user's file is loaded again if it has changed or been
+    replaced."""
 
     def __init__(self, load: Callable[[str], T]) -> None:
         functools.update_wrapper(self, load)
@@ -76,19 +77,19 @@ class Remembered(Generic[T]):
     def __call__(self, name: str) -> T:
         stamp = None
         if "." in name or "/" in name:
-            with contextlib.suppress(OSError):  # `load` says what is wrong
+            with contextlib.suppress(OSError):  # `load` reports the error
                 file = os.stat(name)
                 stamp = file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
         return self._loaded(name, stamp)
 
 
 def names(folder: Path) -> list[str]:
-    """The built-ins in `folder`, sorted."""
+    """Names of the built-ins in `folder`, sorted."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def unknown(what: str, name: str, known: typing.Iterable[str]) -> str:
-    """A sentence for a name that is not among `known`, with the nearest that are."""
+    """Error text for a name that is not among `known`, with the closest matches."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 3, 0.5)
     return f"unknown {what} {name!r}; " + (
@@ -97,7 +98,7 @@ def unknown(what: str, name: str, known: typing.Iterable[str]) -> str:
 
 
 def check_name(what: str, name: str, known: typing.Collection[str]) -> None:
-    """Raise ConfigError unless `name` is among `known`."""
+    """Raises ConfigError unless `name` is among `known`."""
     if name not in known:
         raise ConfigError(unknown(what, name, known))
 
@@ -114,9 +115,9 @@ def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from a table of a file. Nested dataclasses take nested tables; whole numbers serve as floats.
-    Raises ConfigError for unknown or missing keys and for values of the
-    wrong type, naming `where` and the key."""
+    """Build a dataclass from a table of a file. Nested dataclasses take nested tables; whole numbers are accepted as
+    floats. Raises ConfigError for unknown or missing keys and for values of the wrong type, naming `where` and the key.
+    """
     if not isinstance(table, Mapping):
         raise ConfigError(f"{_at(where)}expected a table, not {_shown(table)}")
     fields = _fields(cls)  # type: ignore[arg-type]  # classes have hashes
@@ -135,7 +136,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 
 def build_all(cls: type[T], path: Path) -> dict[str, T]:
-    """By name, a dataclass from each table of a TOML file."""
+    """Build a dataclass from each table of a TOML file, by the table's name."""
     return {name: build(cls, table, f"{path.name} [{name}]") for name, table in load(path).items()}
 
 
@@ -173,7 +174,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _number(hint: type, text: str, where: str) -> int | float:
-    """A number that is written with its unit, in the unit that its key's name says: rate_bps = "10gbit"."""
+    """Parse a number written with its unit, in the unit that its key's name implies: rate_bps = "10gbit"."""
     key = re.split(r"[ ,.]", re.sub(r"(\[\d+\])+$|(\.\d+)+$", "", where))[-1]
     try:
         number = units.parse_named(key, text)
@@ -187,7 +188,7 @@ def _number(hint: type, text: str, where: str) -> int | float:
 
 
 def _shown(value: Any) -> str:
-    """`value` in a message, however long or deep it is."""
+    """`value` as text for a message, truncated if it is long or deep."""
     return _SHORT.repr(value)
 
 
@@ -197,7 +198,7 @@ _TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over` in place of its own, table by table."""
+    """Return `base` with values overridden by those of `over`, table by table."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)

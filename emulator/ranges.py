@@ -1,5 +1,5 @@
-"""Ranges of the numbers in descriptions of jobs, clusters and networks. A range stands once, in the metadata of its
-dataclass's field; it is checked whenever an instance is made, and help and page show it.
+"""Ranges of the numbers in descriptions of jobs, clusters and networks. A range is defined once, in the metadata of its
+dataclass field; it is checked whenever an instance is made, and shown in help texts and on the page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from switchml.errors import ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """From `least` to `most`. `bounds` as in mathematics: a round bracket leaves its end out. NaN is in no range."""
+    """Interval from `least` to `most`. `bounds` as in mathematics: a round bracket excludes its end. NaN is in no
+    range."""
 
     least: float
     most: float
@@ -37,19 +38,20 @@ SHARE = Range(0, 1)
 FACTOR = Range(0, 1e6, "(]")
 BYTES = Range(0, 1e18)
 RATE = Range(0, 1e33, "(]")
-"""Of bits, bytes, packets or FLOPs a second."""
+"""Bits, bytes, packets or FLOPs per second."""
 SECONDS = Range(0, 1e9)
 SEED = Range(0, 2**32 - 1)
 
 
 def number(range: Range, default: Any = dataclasses.MISSING, *, factory: Any = dataclasses.MISSING) -> Any:
-    """A field of a dataclass that holds a number, or a tuple or mapping of numbers, in `range`; None passes. Without a
-    default it has to be given."""
+    """A dataclass field that holds a number, or a tuple or mapping of numbers, in `range`; None is accepted. Without a
+    default the field is required."""
     return dataclasses.field(default=default, default_factory=factory, metadata={"range": range})
 
 
 class Ranged:
-    """Base of dataclasses whose numbers have ranges. Making one raises ConfigError for a number outside of its own."""
+    """Base class of dataclasses whose numbers have ranges. Creating an instance raises ConfigError for a number out of
+    range."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):  # type: ignore[arg-type]  # of the subclass
@@ -75,7 +77,7 @@ def _text(value: float) -> str:
 
 
 def shown(value: float) -> str:
-    """`value` in a message; Python does not write integers of thousands of digits."""
+    """`value` as text for a message; Python refuses to print integers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} or more"
     return str(value)

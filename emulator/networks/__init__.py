@@ -1,7 +1,7 @@
 """Networks, real and simulated.
 
-`testbed/` builds them from this kernel's namespaces: a layout goes in, hosts with addresses and links come out; start
-with `fabric.py`. `netsim/` plays packets in virtual time: a network's description goes in, seconds and packet counts
-come out; start with `experiment.py`. `faults/` drives the protocol's own code through faults drawn from a seed and
-checks every sum; start with `world.py`.
+`testbed/` builds networks from this kernel's namespaces: input is a layout, output are hosts with addresses and links;
+start with `fabric.py`. `netsim/` simulates packets in virtual time: input is a network's description, output are times
+and packet counts; start with `experiment.py`. `faults/` runs the protocol's own code under random faults drawn from a
+seed and checks every sum; start with `world.py`.
 """

@@ -1,4 +1,4 @@
-"""A switch as a process runs it: the switch, its ports, and the operations of its control interfaces on both."""
+"""A switch with its ports, and the operations of its control interfaces on both."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 log = logs.of("switchml.bmv2")
 
 POLL_S = 0.05
-"""How often queues with a rate, digests and time-outs are checked when nothing is due sooner."""
+"""Polling interval for queues with a rate, digests and timeouts when nothing is due sooner."""
 
 
 @dataclass(eq=False)
 class Device:
     """`switch` on `ports`. `device_id` and `notifications_address` are reported to clients; the Thrift server sets
-    `thrift_port`. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each
-    frame that are logged. `on_abort` is called when the program ends the switch, as with a failed assert.
+    `thrift_port`. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each frame
+    that are logged. `on_abort` is called when the program aborts the switch, as by a failed assert.
 
-    Threads take locks in this order: P4RuntimeServer's and this class's `_order`; `switch.lock`, which is also the
-    state's; those of P4Runtime's controllers and of notifications. Ports may be used under any of them."""
+    Locks are acquired in this order: P4RuntimeServer's and this class's `_order`; `switch.lock`, which is also the
+    state's; those of P4Runtime's controllers and of notifications. Ports may be used while holding any of them."""
 
     switch: Switch
     ports: Ports
@@ -60,7 +60,7 @@ class Device:
 
     @property
     def state(self) -> State:
-        """The state of the program that runs now, which the control plane works on."""
+        """State of the running program, which the control plane operates on."""
         return self.switch.state
 
     # Frames
@@ -75,13 +75,13 @@ class Device:
         self.ports.close()
 
     def take(self, frames: Frames) -> None:
-        """Run frames through the switch and send those that leave."""
+        """Process frames in the switch and send the resulting frames."""
         for port, data in frames:
             self._dump("Received", port, data)
             self._run(partial(self.switch.receive, port, data))
 
     def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> None:
-        """Run a batch's first n frames; `send` gets Records of those that leave."""
+        """Process a batch's first n frames; `send` is called with Records of the outgoing frames."""
         ports, addresses, lengths = batch.port[:n], batch.address[:n], batch.length[:n]
         if self.dump_bytes:
             for port, data in frames_at(ports, addresses, lengths):
@@ -96,7 +96,7 @@ class Device:
             self.switch.process(ports, addresses, lengths, pass_on)
 
     def listen(self, port: int, receive: Callable[[bytes], None]) -> None:
-        """Have `receive` called with each frame that leaves by a port, which need not be attached."""
+        """Register `receive` to be called with each frame that leaves by a port, which need not be attached."""
         self._listeners[port] = receive
 
     def send(self, frames: Frames) -> None:
@@ -105,7 +105,7 @@ class Device:
         self.ports.send(frames)
 
     def _show(self, frames: Frames) -> None:
-        """Pass frames that leave to listeners, and to the log."""
+        """Pass outgoing frames to listeners and to the log."""
         for port, data in frames:
             if port in self._listeners:
                 self._listeners[port](data)
@@ -118,7 +118,7 @@ class Device:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Serializes senders, and catches all errors: only a program's own abort ends the switch."""
+        """Serialize senders, and catch all errors: only a program's own abort ends the switch."""
         try:
             with self._order:
                 yield
@@ -135,7 +135,7 @@ class Device:
             log.info("%s packet of length %d on port %d: %s", verb, len(data), port, start)
 
     def _run_timer(self) -> None:
-        """Send packets of queues with a rate, and digests that are due."""
+        """Send packets of rate-limited queues, and digests that are due."""
         while not self._closed.wait(self._pause_s()):
             self._run(self.switch.poll)
 
@@ -153,7 +153,7 @@ class Device:
             raise ControlError("Swap", "CONFIG_SWAP_DISABLED", "the switch was started without --enable-swap")
 
     def load_later(self, text: str) -> None:
-        """Store a program for `swap` to run."""
+        """Store a program for `swap` to activate."""
         self._check_swap()
         if self._next_program is not None:
             raise ControlError("Swap", "ONGOING_SWAP", "a program is waiting to be swapped in already")
@@ -162,7 +162,7 @@ class Device:
         self._next_program = program
 
     def swap(self) -> None:
-        """Run the program that was loaded, with fresh state."""
+        """Activate the stored program, with fresh state."""
         self._check_swap()
         if self._next_program is None:
             raise ControlError("Swap", "NO_ONGOING_SWAP", "no program was loaded")
@@ -170,7 +170,7 @@ class Device:
         self.switch.load(program)
 
     def serialize(self) -> str:
-        """The state as text, for `restore`."""
+        """The state as text that `restore` reads."""
         return snapshot.save(self.state)
 
     def restore(self, path: str) -> None:

@@ -1,9 +1,10 @@
-"""The calculations that simple_switch knows: hashes for `hash()`, for checksums and for action selectors.
+"""The calculations that simple_switch supports: hashes for `hash()`, for checksums and for action selectors.
 
-A `Hash` of a name, called with bytes, returns an unsigned integer. Each calculation of a program has a
-Hash of its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz).
-CRCs of all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor,
-and whether data and remainder are reflected); names and parameters, as in BMv2's crc_map.cpp, are in crcs.csv."""
+A `Hash`, called with bytes, returns an unsigned integer. Each calculation of a program has its own Hash, since some
+have state (round_robin) or can be re-parameterized at run time (crc16_custom, toeplitz).
+
+All CRCs are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor, and
+whether data and remainder are reflected); names and parameters, as in BMv2's crc_map.cpp, are in crcs.csv."""
 
 import csv
 import functools
@@ -42,7 +43,8 @@ NAMED_CRCS = _named_crcs()
 
 
 def spelled_crc(name: str) -> Crc | None:
-    """The CRC that a name like "poly_0x104c11db7_init_0x0_xout_0xffffffff_not_rev" spells out, or None."""
+    """The CRC whose parameters are encoded in a name such as "poly_0x104c11db7_init_0x0_xout_0xffffffff_not_rev", or
+    None."""
     parts = name.split("_")
     if len(parts) < 2 or parts[0] != "poly" or not re.fullmatch(r"0x1[0-9a-fA-F]+", parts[1]):
         return None
@@ -67,7 +69,7 @@ def _reflect(value: int, width: int) -> int:
 
 @functools.cache
 def crc_table(width: int, polynomial: int) -> tuple[int, ...]:
-    """The remainder of each possible byte, most significant bit first."""
+    """The remainder of each byte value, most significant bit first."""
     top, mask, table = 1 << (width - 1), (1 << width) - 1, []
     for dividend in range(256):
         remainder = dividend << (width - 8)
@@ -92,12 +94,12 @@ def crc(parameters: Crc, data: bytes) -> int:
 
 
 def csum16(data: bytes) -> int:
-    """The Internet checksum (RFC 1071): ones' complement of the ones' complement sum of 16-bit words, an odd byte
+    """The Internet checksum (RFC 1071): ones' complement of the ones' complement sum of 16-bit words; an odd byte is
     padded with a zero byte."""
     if len(data) % 2:
         data += b"\0"
     total = int.from_bytes(data, "big") % 0xFFFF if any(data) else None
-    # A sum that is not zero folds to 1..0xffff; modulo 0xffff it is the same, with 0 for 0xffff.
+    # A non-zero sum folds to 1..0xffff; modulo 0xffff it is the same, with 0 for 0xffff.
     folded = 0 if total is None else total or 0xFFFF
     return folded ^ 0xFFFF
 
@@ -196,20 +198,20 @@ STATELESS: dict[str, Callable[[bytes], int]] = {
     "xor32": functools.partial(xor_words, n=4),
     "identity": identity,
 }
-"""Name → function of bytes, for those without parameters or state."""
+"""Functions of bytes without parameters or state, by name."""
 
 STATEFUL = ("toeplitz", "round_robin", "round_robin_consistent")
 
 
 def is_known(algo: str) -> bool:
-    """Whether there is a calculation of this name."""
+    """Whether the algorithm is supported."""
     return algo in STATELESS or algo in STATEFUL or algo in NAMED_CRCS or spelled_crc(algo) is not None
 
 
 class Hash:
-    """One calculation's function. `crc` holds the parameters of a CRC (None for others) and may be replaced by another
-    of the same width; `key` is Toeplitz's, a multiple of 4 bytes. `version` grows with each such change. Raises
-    ValueError for an unknown name."""
+    """The function of one calculation. `crc` holds the parameters of a CRC (None for others) and may be replaced by
+    another of the same width; `key` is Toeplitz's, a multiple of 4 bytes. `version` is incremented at each such change.
+    Raises ValueError for an unknown name."""
 
     def __init__(self, algo: str) -> None:
         if not is_known(algo):
@@ -230,14 +232,14 @@ class Hash:
             return toeplitz(self.key, data)
         if self.algo == "round_robin_consistent" and data in self._seen:
             return self._seen[data]
-        number = self._next  # round_robin: the calls are numbered
+        number = self._next  # round_robin: the call's number
         self._next += 1
         if self.algo == "round_robin_consistent":
             self._seen[data] = number
         return number
 
     def set_crc(self, crc: Crc) -> None:
-        """Change the parameters of a CRC; what exceeds its width is cut off."""
+        """Change the parameters of a CRC; values are truncated to its width."""
         mask = (1 << crc.width) - 1
         cut = {name: getattr(crc, name) & mask for name in ("polynomial", "initial", "final_xor")}
         self.crc = replace(crc, **cut)

@@ -1,4 +1,4 @@
-"""The switch's log, in the form of BMv2's: [time] [bmv2] [level] [thread id] text."""
+"""The switch's log, in BMv2's format: [time] [bmv2] [level] [thread id] text."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ LEVELS = {
     "error": logging.ERROR,
     "off": OFF,
 }
-"""BMv2's names of levels."""
+"""Logging levels by BMv2's names."""
 
 MAX_BYTES, MAX_FILES = 5 << 20, 3
 """The size at which a log file is rotated, and the number of old files (BMv2's defaults)."""
@@ -39,7 +39,7 @@ class Formatter(logging.Formatter):
 
 
 class _Tolerant(logging.Handler):
-    """A full disk costs log lines, which is said once, and nothing else."""
+    """A handler that tolerates a full disk: log lines are lost, with a single warning on stderr."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -52,15 +52,15 @@ class _Tolerant(logging.Handler):
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[TextIO]
 else:
-    _StreamHandler = logging.StreamHandler  # has no parameters in Python 3.10
+    _StreamHandler = logging.StreamHandler  # not generic at run time in Python 3.10
 
 
 class _Console(_Tolerant, _StreamHandler):
-    """A stream as the log."""
+    """Logs to a stream."""
 
 
 class _File(_Tolerant, logging.handlers.RotatingFileHandler):
-    """A file as the log."""
+    """Logs to a rotating file."""
 
 
 @functools.cache
@@ -70,8 +70,8 @@ def _say_once(text: str) -> None:
 
 
 def set_up(level: str, console: bool, file: str | None, max_bytes: int, max_files: int) -> None:
-    """Log to stdout, or to FILE.txt, from `level` on; without either, warnings go to stderr. Raises ConfigError if
-    there can be no such file."""
+    """Log to stdout, or to FILE.txt, from `level` on; without either, warnings go to stderr. Raises ConfigError if the
+    file can't be created."""
     handler: _File | _Console
     if file is not None:
         path = Path(f"{file}.txt")

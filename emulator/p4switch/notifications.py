@@ -1,9 +1,8 @@
-"""BMv2's notifications: digests and table entries that aged, published to subscribers.
+"""BMv2's notifications: digests and idle table entries, published to subscribers.
 
-They have the form of nanomsg's PUB socket (the SP wire protocol over a Unix socket or TCP), so that
-controllers written for BMv2 with nnpy, nanomsg or pynng understand them. A message starts with 32 bytes of header in
-the machine's byte order: "LEA|" and the digest's list, or "AGE|" and the table; then come samples, or handles of
-entries."""
+They use nanomsg's PUB protocol (the SP wire protocol over a Unix socket or TCP), so controllers written for BMv2 with
+nnpy, nanomsg or pynng can receive them. A message starts with a 32-byte header in native byte order: "LEA|" and the
+digest's list, or "AGE|" and the table; it is followed by samples, or by entry handles."""
 
 import contextlib
 import errno
@@ -24,22 +23,23 @@ from switchml.errors import ConfigError
 log = logs.of("switchml.bmv2")
 
 SWEEP_S = 1.0
-"""How often tables are searched for entries that aged."""
+"""Interval of the search for idle table entries."""
 _GREETING = b"\0SP\0" + struct.pack(">HH", 32, 0)
-"""The first bytes of both sides: SP version 0, and here the number of PUB."""
+"""Handshake bytes of both sides: SP version 0, and the protocol number, here PUB."""
 _LEARN = struct.Struct("=4sQIiQI")
 """Topic, device, context, list, buffer, samples."""
 _AGE = struct.Struct("=4sQIQiI")
 """Topic, device, context, number of the message, table, entries."""
 _SEND_TIMEOUT_S = 0.2
 _DEFAULT = Path("/tmp/bmv2-{}-notifications.ipc")
-"""BMv2's own, by device."""
+"""BMv2's default path, by device."""
 _NEW_S = 60.0
-"""A socket file this young may be one on which a switch is about to listen."""
+"""A socket file younger than this may belong to a switch that is about to listen."""
 
 
 def default_address(device_id: int) -> str:
-    """Where BMv2 publishes, too. Removes what killed switches left in that place and those of other devices."""
+    """BMv2's default address. Removes socket files that killed switches left at that path and those
+    of other devices."""
     for path in _DEFAULT.parent.glob(_DEFAULT.name.format("*")):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _NEW_S and nobody_listens(path):
@@ -48,13 +48,14 @@ def default_address(device_id: int) -> str:
 
 
 def nobody_listens(path: str | Path) -> bool:
-    """Whether it is a Unix socket that somebody left behind."""
+    """Whether the path is a Unix socket without a listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return Path(path).is_socket() and probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 class Publisher:
-    """Sends messages to all that connect to `address`: ipc://PATH or tcp://HOST:PORT. Raises ConfigError."""
+    """Publishes messages to all subscribers connected to `address`: ipc://PATH or tcp://HOST:PORT.
+    Raises ConfigError."""
 
     def __init__(self, address: str) -> None:
         kind, _, place = address.partition("://")
@@ -62,7 +63,7 @@ class Publisher:
             raise ConfigError(f"notifications can't be sent to {address!r}: expected ipc://PATH or tcp://HOST:PORT")
         self._is_ipc = kind == "ipc"
         self._file: tuple[Path, int] | None = None
-        """Its socket's path and inode: another switch may replace it."""
+        """The socket's path and inode, as another switch may replace the file."""
         self._peers: list[socket.socket] = []
         self._lock = threading.Lock()
         try:
@@ -101,7 +102,7 @@ class Publisher:
             self._peers.append(peer)
 
     def publish(self, message: bytes) -> None:
-        """Send to all; a subscriber that does not receive it in time is disconnected."""
+        """Send a message to all subscribers; a subscriber that does not receive it in time is disconnected."""
         framed = (b"\1" if self._is_ipc else b"") + struct.pack(">Q", len(message)) + message
         with self._lock:
             for peer in list(self._peers):
@@ -112,7 +113,7 @@ class Publisher:
                     peer.close()
 
     def remove_file(self) -> None:
-        """Remove its socket from the file system."""
+        """Remove the socket from the file system."""
         if self._file is not None:
             path, inode = self._file
             with contextlib.suppress(OSError):
@@ -130,7 +131,7 @@ class Publisher:
 
 
 class Notifications:
-    """Publishes digests and aged entries of the state that `watch` got last."""
+    """Publishes digests and idle entries of the state last passed to `watch`."""
 
     def __init__(self, publisher: Publisher, device_id: int) -> None:
         self.publisher = publisher
@@ -142,7 +143,7 @@ class Notifications:
         threading.Thread(target=self._sweep, name="ageing", daemon=True).start()
 
     def watch(self, state: State) -> None:
-        """Publish the digests and aged entries of a state from now on."""
+        """Publish the digests and idle entries of a state from now on."""
         self._state, self._ageing = state, {}
         for digest in state.digests:
             digest.listeners.append(partial(self._learn, digest))
@@ -162,7 +163,7 @@ class Notifications:
                 self.publish_aged(self._state)
 
     def publish_aged(self, state: State) -> None:
-        """Publish the entries of each table that are due since the last time."""
+        """Publish the entries of each table that became idle since the last call."""
         for table in state.tables:
             if not table.table.support_timeout:
                 continue

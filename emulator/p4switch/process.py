@@ -1,4 +1,4 @@
-"""simple_switch as a process: builds a device from the options of a command line, and runs it."""
+"""simple_switch as a process: builds a device from command-line options, and runs it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 log = of("switchml.bmv2")
 
 LIKE_VERSION = "1.15.5"
-"""The version of BMv2 that this switch follows; BMv2's command-line tools check it."""
+"""The version of BMv2 that this switch emulates; BMv2's command-line tools check it."""
 JSON_VERSION = "2.24"
-"""The newest BMv2 JSON that is supported."""
+"""The newest supported version of BMv2 JSON."""
 
 NO_PROGRAM = Path(__file__).with_name("no_program.json")
-"""The program that runs until one is loaded: it drops everything."""
+"""The program that runs until another is loaded: it drops everything."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class SwitchSettings:
 
     @property
     def logs_packets(self) -> bool:
-        """Whether a packet log is written."""
+        """Whether packets are logged."""
         is_in_log = logs.LEVELS[self.log_level] <= logging.DEBUG and (self.log_console or self.log_file is not None)
         return is_in_log or self.trace_packet is not None
 
     @property
     def can_swap(self) -> bool:
-        """Whether another program may be loaded; simple_switch_grpc allows it by default."""
+        """Whether another program may be loaded; allowed by default with simple_switch_grpc's interface."""
         return (self.enable_swap or self.no_p4 or self.grpc_server_addr is not None) and not self.disable_swap
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class SwitchSettings:
             raise ConfigError(f"--pcap: there is no directory {self.pcap!r}")
 
     def _check_tls(self) -> None:
-        """Check options as simple_switch_grpc does, and that there is a server to apply them."""
+        """Check TLS options as simple_switch_grpc does, and that there is a server to apply them to."""
         ssl, addr, cert, key, cacert, auth = (
             f"--grpc-server-{name}" for name in ("ssl", "addr", "cert", "key", "cacert", "with-client-auth")
         )
@@ -124,8 +124,8 @@ class SwitchSettings:
 
 
 class Process:
-    """A running device and its control interfaces. `signals`, but for those that are ignored, end this process, from
-    before its first packet."""
+    """A running device and its control interfaces. `signals`, except ignored ones, end this process, also before its
+    first packet."""
 
     def __init__(self, settings: SwitchSettings, signals: Iterable[int] = ()) -> None:
         self.settings = settings
@@ -170,7 +170,7 @@ class Process:
         self.p4runtime = self._serve_p4runtime(address) if address is not None else None
 
     def remove_files(self) -> None:
-        """Remove its sockets from the file system. Those of a switch that was killed are replaced by the next one."""
+        """Remove the sockets from the file system. Those of a killed switch are replaced by the next one."""
         for server in (self._publisher, self.thrift):
             if server is not None:
                 server.remove_file()
@@ -179,8 +179,8 @@ class Process:
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)
 
     def _serve_p4runtime(self, address: str) -> P4RuntimeServer:
-        """Raises ConfigError, also if the package for it is missing."""
-        from emulator.p4switch.p4runtime.server import P4RuntimeServer, credentials  # grpc takes a while to import
+        """Start the P4Runtime server. Raises ConfigError, also if its package is missing."""
+        from emulator.p4switch.p4runtime.server import P4RuntimeServer, credentials  # slow import
 
         settings = self.settings
         tls, key, certificate = None, settings.grpc_server_key, settings.grpc_server_cert
@@ -191,7 +191,7 @@ class Process:
         return server
 
     def _begin(self) -> None:
-        """Accept frames at once, on the interpreter, and on the compiled engine once that is there."""
+        """Start forwarding immediately, with the interpreter, and switch to the compiled engine once it is ready."""
         keep_quiet(self.device.switch)
         self.device.start()
         if self.settings.logs_packets:
@@ -200,10 +200,10 @@ class Process:
             make = partial(compiled_if_possible, stale_fields=self.settings.stale_fields)
             if not isinstance(self.device.switch.change_engine(make), Interpreter):
                 log.info("Packets go through the compiled engine from now on")
-            gc.freeze()  # what was loaded for it stays
+            gc.freeze()  # its objects are permanent
 
     def _notify(self) -> None:
-        """Publish digests and aged entries. A failure is an error only if the address was set by an option."""
+        """Publish digests and idle entries. A failure is an error only if the address was set by an option."""
         try:
             publisher = self._publisher = Publisher(self.device.notifications_address)
         except ConfigError as error:
@@ -218,7 +218,7 @@ class Process:
     def _make_ports(self) -> Ports:
         if self.settings.use_files is not None:
             return FilePorts(max(self.settings.use_files, 0), self._fail)
-        from emulator.p4switch.ports.live import LivePorts  # imported here: it takes long, and files don't need it
+        from emulator.p4switch.ports.live import LivePorts  # imported here: slow, and not needed for files
 
         return LivePorts()
 
@@ -227,12 +227,12 @@ class Process:
         self._ended.set()
 
     def wait(self) -> int:
-        """Wait until something ends the process; returns its exit code."""
+        """Wait until the process is ended; returns its exit code."""
         wait_for(self._ended)
         return self._exit_code
 
     def end(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler: end by this signal, as BMv2 does, but leave no file."""
+        """Signal handler: end by this signal, as BMv2 does, but remove socket files."""
         self.remove_files()
         logging.shutdown()
         signal.signal(number, signal.SIG_DFL)
@@ -244,7 +244,8 @@ class Process:
 
 
 def start(settings: SwitchSettings) -> Process:
-    """Set up the log and start, from the main thread; a signal ends the switch. Raises ProgramError or ConfigError."""
+    """Set up the log and start the switch, from the main thread; a signal ends it. Raises
+    ProgramError or ConfigError."""
     sizes = settings.log_file_max_size, settings.log_file_max_files
     logs.set_up(settings.log_level, settings.log_console, settings.log_file, *sizes)
     return Process(settings, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -253,9 +254,9 @@ def start(settings: SwitchSettings) -> Process:
 def make_switch(settings: SwitchSettings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
     make: Callable[..., Engine]
-    if settings.logs_packets:  # the compiled engine hands all packets over
+    if settings.logs_packets:  # packets are logged by the interpreter only
         make = partial(LoggedInterpreter, packet_log=PacketLog(settings.trace_packet))
-    else:  # with "auto" the compiled engine follows, but not for files: tests end before kernels are loaded
+    else:  # with "auto" the compiled engine follows, except for files: tests end before kernels are loaded
         make = compiled if settings.engine == "compiled" else Interpreter
     engine = partial(make, stale_fields=settings.stale_fields)
     switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
@@ -265,8 +266,8 @@ def make_switch(settings: SwitchSettings) -> Switch:
 
 
 def compiled(state: State, *settings: Any, stale_fields: bool = False) -> Engine:
-    """The compiled engine. Raises ConfigError for a program that it can't run."""
-    from emulator.p4switch.engine.code import Unsupported  # numba takes a while to import
+    """Create the compiled engine. Raises ConfigError for a program that it can't run."""
+    from emulator.p4switch.engine.code import Unsupported  # numba is a slow import
     from emulator.p4switch.engine.engine import CompiledEngine
 
     try:
@@ -276,7 +277,7 @@ def compiled(state: State, *settings: Any, stale_fields: bool = False) -> Engine
 
 
 def compiled_if_possible(state: State, *settings: Any, stale_fields: bool = False) -> Engine:
-    """The compiled engine, or else the reference interpreter."""
+    """Create the compiled engine, or else the reference interpreter."""
     try:
         return compiled(state, *settings, stale_fields=stale_fields)
     except ConfigError as error:
@@ -285,9 +286,9 @@ def compiled_if_possible(state: State, *settings: Any, stale_fields: bool = Fals
 
 
 def abort(error: ProgramAbort) -> None:
-    """End the process as BMv2 does: by a signal where the exit code is negative."""
+    """End the process as BMv2 does: by a signal if the exit code is negative."""
     logging.shutdown()
     if error.exit_code < 0:
         os.kill(os.getpid(), -error.exit_code)
-        time.sleep(1)  # another thread may handle the signal, a moment later
+        time.sleep(1)  # the signal may be handled by another thread, with a delay
     os._exit(error.exit_code & 0xFF)

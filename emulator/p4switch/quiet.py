@@ -1,5 +1,5 @@
-"""A process in which a switch forwards has no long pauses: what a large table takes of Python's garbage collector, and
-of the lock that its threads share, would be gaps in the traffic."""
+"""Settings that avoid long pauses in a process whose switch forwards packets: garbage collection of a large table, and
+waiting for Python's global interpreter lock, would interrupt the traffic."""
 
 import gc
 import sys
@@ -9,14 +9,16 @@ from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 
 SWITCH_INTERVAL_S = 0.0002
-"""How long another thread may keep one that has a packet waiting; Python's own is 5 ms."""
+"""Interval after which a thread must release the interpreter lock to a waiting one, such as one with a packet; Python's
+default is 5 ms."""
 N_ADDED = 1000
-"""Entries and members after which they are taken from the collector: few enough that it looks at no more."""
+"""Number of added entries and members after which they are exempted from garbage collection; it bounds the collector's
+work."""
 
 
 class _Frozen:
-    """Observes tables and action profiles. Their entries live until they are deleted, so the collector need not look
-    at them again and again: a second at 100,000 entries."""
+    """Observes tables and action profiles, and exempts their entries from garbage collection. Entries live until they
+    are deleted, and scanning 100,000 of them takes a second."""
 
     def __init__(self) -> None:
         self._n_added = 0
@@ -35,14 +37,14 @@ class _Frozen:
 
 
 def keep_quiet(switch: Switch) -> None:
-    """Do so from now on."""
+    """Apply these settings to a switch and its future programs."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     switch.on_load.append(_watch)
     _watch(switch.state)
 
 
 def _watch(state: State) -> None:
-    """Do so for the state of a program; that of the one before is collected."""
+    """Observe the state of a program; the previous program's state is collected."""
     observer = _Frozen()
     for table in state.tables:
         table.observers.append(observer)

@@ -1,7 +1,7 @@
-"""A switch's state as text, and back: for the control plane's serialize_state and for --restore-state.
+"""Serialization of a switch's state as text: for the control plane's serialize_state and for --restore-state.
 
-The text is JSON. Cells that are 0 are left out; handles stay the same, so that a control plane can continue to
-use them. Direct counters and time-outs go with their entries; packets in queues, digests and hit times are not saved.
+The text is JSON. Zero cells are left out; handles are preserved, so that a control plane can continue to use them.
+Direct counters and timeouts are saved with their entries; queued packets, digests and hit times are not saved.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from switchml.errors import ConfigError, ControlError
 
 
 def digest_of(program: ir.Program) -> str:
-    """The identity of a program in a snapshot: the MD5 of its JSON, as BMv2's Thrift interface returns it."""
+    """Identifier of a program in a snapshot: the MD5 of its JSON, as BMv2's Thrift interface returns it."""
     return hashlib.md5(program.text.encode(), usedforsecurity=False).hexdigest()
 
 
 def save(state: State) -> str:
-    """The state as text."""
+    """Serialize the state as text."""
     with state.lock:
         saved = {
             "program_md5": digest_of(state.program),
@@ -50,7 +50,7 @@ def save(state: State) -> str:
 
 
 def _cells(data: np.ndarray, value: Any) -> dict[int, Any]:
-    """Index → value of the cells that are not 0."""
+    """Index → value of the non-zero cells."""
     return {int(index): value(int(index)) for index in np.flatnonzero(data.any(axis=1))}
 
 
@@ -81,7 +81,7 @@ def _table(table: MatchTable) -> list[dict[str, Any]]:
 
 def restore(state: State, text: str) -> None:
     """Restore a fresh state from the text of `save`. Raises ConfigError if the text is not a snapshot of the same
-    program; the state is then as at start."""
+    program; the state is then reset to its initial content."""
     try:
         saved = json.loads(text)
         if saved["program_md5"] != digest_of(state.program):

@@ -1,6 +1,6 @@
-"""A running switch: a program, its state, and the engine that moves packets; everything in one process, no threads.
+"""A running switch: a program, its state, and the engine that processes packets, without threads.
 
-`receive` takes a frame in and returns those that leave. With a clock that only a test advances, its behaviour is
+`receive` takes a frame and returns the outgoing ones. With a clock that is advanced only by a test, its behavior is
 deterministic.
 """
 
@@ -24,21 +24,20 @@ DROP_PORT = 511
 
 
 MakeEngine = Callable[[State, int, int, int | None], Engine]
-"""Makes an engine from (state, drop_port, n_priorities, seed)."""
+"""Creates an engine from (state, drop_port, n_priorities, seed)."""
 
 
 def running_clock() -> Callable[[], int]:
-    """A clock that returns µs from now on."""
+    """A clock that returns µs since its creation."""
     start = time.monotonic_ns()
     return lambda: (time.monotonic_ns() - start) // 1000
 
 
 class Switch:
-    """A switch that runs `program`. `clock` gives µs since the switch started. `drop_port` and `n_priorities` are
-    simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable; `engine` makes the Engine.
-
-    `state` is what the control plane works on, under `lock`; `on_load` are called with each further program's.
-    Raises ProgramError for a program that is for neither simple_switch nor psa_switch."""
+    """A switch that runs `program`. `clock` returns µs since the switch started. `drop_port` and `n_priorities` are
+    simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable; `engine` creates the Engine.
+    The control plane operates on `state`, under `lock`; the functions in `on_load` are called with the state of each
+    program loaded later. Raises ProgramError for a program for neither simple_switch nor psa_switch."""
 
     def __init__(
         self,
@@ -60,12 +59,12 @@ class Switch:
         self.load(program)
 
     def load(self, program: ir.Program) -> None:
-        """Run another program from now on, with fresh state."""
+        """Load and run another program, with fresh state."""
         loader.check_runnable(program)
         self.run(State(program, self.clock, self.lock))
 
     def run(self, state: State) -> None:
-        """Run a state's program from now on. It has this switch's clock and lock."""
+        """Run the program of a state, which must have this switch's clock and lock."""
         engine = self.make_engine(state, self.drop_port, self.n_priorities, self.seed)
         with self.lock:
             self.program, self.state, self.engine = state.program, state, engine
@@ -74,13 +73,13 @@ class Switch:
             watch(state)
 
     def change_engine(self, make: MakeEngine) -> Engine:
-        """Run this program, and those that are loaded later, on another kind of engine, which takes over the state once
-        no packet waits in the old one's queues. Packets pass while it is made."""
+        """Switch this program, and those loaded later, to another kind of engine. It takes over the state once no
+        packet waits in the old engine's queues; packets are processed while it is created."""
         self.make_engine = make
         state = self.state
         engine = make(state, self.drop_port, self.n_priorities, self.seed)
         with self.lock:
-            if self.state is state:  # else another program was loaded meanwhile, with this kind of engine
+            if self.state is state:  # otherwise another program was loaded meanwhile, with this kind of engine
                 self._next_engine = engine
                 self._try_to_change()
         return engine
@@ -90,7 +89,7 @@ class Switch:
             self.engine, self._next_engine = self._next_engine, None
 
     def receive(self, port: int, data: bytes) -> Sent:
-        """Take a frame in at a port; returns (port, frame) for all that leave now, in order."""
+        """Receive a frame at a port; returns (port, frame) of all frames that leave now, in order."""
         with self.lock:
             self._try_to_change()
             return self.engine.receive(port, data)
@@ -98,13 +97,13 @@ class Switch:
     def process(
         self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, send: Callable[[np.ndarray], None]
     ) -> None:
-        """Take a batch of frames in, as Engine.process does."""
+        """Receive a batch of frames, as Engine.process does."""
         with self.lock:
             self._try_to_change()
             self.engine.process(ports, addresses, lengths, send)
 
     def poll(self) -> Sent:
-        """The frames that leave queues with a rate because time has passed. Also sends digests that are due."""
+        """Frames that leave rate-limited queues because time has passed. Also sends digests that are due."""
         with self.lock:
             self._try_to_change()
             for digest in self.state.digests:
@@ -112,7 +111,7 @@ class Switch:
             return self.engine.poll()
 
     def next_us(self) -> float | None:
-        """When a packet may leave a queue or a digest is due, on the switch's clock; None if nothing waits."""
+        """Time at which a packet may leave a queue or a digest is due, on the switch's clock; None if nothing waits."""
         with self.lock:
             digests = [digest.started_us + digest.timeout_us for digest in self.state.digests if digest.is_waiting]
             queued = self.engine.next_us()

@@ -1,7 +1,7 @@
-"""The egress queues with a rate: one for each port and priority, served in order of priority (0 is the lowest).
+"""Egress queues with rate limits: one for each port and priority, served in order of priority (0 is the lowest).
 
-A queue without a rate drains at once: nothing ever waits in it, and it is full only if its depth is 0. In a queue with
-a rate, packets leave 1/rate seconds apart, and one that finds the queue full is dropped silently."""
+A queue without a rate drains immediately: no packet ever waits in it, and it is full only if its depth is 0. In a queue
+with a rate, packets leave 1/rate seconds apart, and a packet that finds the queue full is dropped silently."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 @dataclass
 class _Queue(Generic[T]):
-    """`waiting`: (when it may leave in µs, packet)."""
+    """A rate-limited queue. `waiting`: (earliest departure in µs, packet)."""
 
     waiting: deque[tuple[float, T]] = field(default_factory=deque)
     last_sent_us: float = float("-inf")
 
 
 class EgressQueues(Generic[T]):
-    """Packets between ingress and egress. `clock` gives µs."""
+    """Packets between ingress and egress. `clock` returns µs."""
 
     def __init__(self, settings: Queues, clock: Callable[[], int]) -> None:
         self.settings = settings
@@ -31,12 +31,12 @@ class EgressQueues(Generic[T]):
         self._queues: dict[tuple[int, int], _Queue[T]] = {}
 
     def size(self, port: int, priority: int) -> int:
-        """Packets that wait in a queue."""
+        """Number of packets in a queue."""
         queue = self._queues.get((port, priority))
         return len(queue.waiting) if queue else 0
 
     def push(self, port: int, priority: int, packet: T) -> bool:
-        """Queue a packet; False if the queue was full."""
+        """Append a packet. Returns False if the queue is full."""
         if self.size(port, priority) >= self.settings.depth(port, priority):
             return False
         rate = self.settings.rate(port, priority)
@@ -49,7 +49,7 @@ class EgressQueues(Generic[T]):
         return True
 
     def pop(self) -> T | None:
-        """A packet that may leave now, the highest priority of a port first; None if there is none."""
+        """The next packet that may leave now, the highest priority of a port first; None if there is none."""
         if self._at_once:
             return self._at_once.popleft()
         now = self.clock()
@@ -60,7 +60,7 @@ class EgressQueues(Generic[T]):
         return None
 
     def next_us(self) -> float | None:
-        """When the next packet may leave, or None if none waits."""
+        """Time at which the next packet may leave, or None if none waits."""
         if self._at_once:
             return self.clock()
         return min((queue.waiting[0][0] for queue in self._queues.values() if queue.waiting), default=None)

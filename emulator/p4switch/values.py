@@ -1,14 +1,13 @@
-"""Arithmetic on values: masks, two's complement, the value that a field or register keeps when one is stored, and the
-byte-padded form of keys.
+"""Arithmetic on values: masks, two's complement, conversion on stores to fields and registers, and byte-padded keys.
 
-A value is an unbounded signed integer while an expression is evaluated and is cut to its width when it is stored
-(BMv2's Data, Field::export_bytes and Register::export_bytes).
+A value is an unbounded signed integer during evaluation of an expression and is truncated to its width when it is
+stored (BMv2's Data, Field::export_bytes and Register::export_bytes).
 """
 
 from collections.abc import Sequence
 
 MAX_WIDTH = 1 << 16
-"""Bits; the loader refuses fields, parameters and registers that are wider (p4c's limit is 2048)."""
+"""Maximum width in bits; the loader rejects wider fields, parameters and registers (p4c's limit is 2048)."""
 
 
 def mask(width: int) -> int:
@@ -17,12 +16,12 @@ def mask(width: int) -> int:
 
 
 def n_bytes(width: int) -> int:
-    """Bytes that hold `width` bits."""
+    """Number of bytes that hold `width` bits."""
     return (width + 7) // 8
 
 
 def two_comp_mod(value: int, width: int) -> int:
-    """`value` modulo 2^width as a signed number of `width` bits; 0 bits hold only 0."""
+    """`value` modulo 2^width as a signed number of `width` bits; 0 for width 0."""
     if width <= 0 or width > MAX_WIDTH:
         return 0 if width <= 0 else value
     value &= mask(width)
@@ -41,10 +40,10 @@ def usat_cast(value: int, width: int) -> int:
 
 
 def stored_in_field(value: int, width: int, signed: bool, saturating: bool = False) -> int:
-    """The value that a field keeps when `value` is stored.
+    """The value of a field after storing `value`.
 
-    A signed field takes anything from -2^(width-1) to 2^width - 1 as it is (so that what a register or an unsigned
-    expression gave keeps its positive sign: BMv2's known quirk) and wraps only what lies outside."""
+    A signed field stores any value from -2^(width-1) to 2^width - 1 unchanged (so that results of registers or unsigned
+    expressions keep their positive sign: BMv2's known quirk) and wraps only values outside."""
     low, high = (-(1 << (width - 1)), mask(width)) if signed and width else (0, mask(width))
     if saturating:
         high = high >> 1 if signed else high
@@ -55,17 +54,18 @@ def stored_in_field(value: int, width: int, signed: bool, saturating: bool = Fal
 
 
 def stored_in_register(value: int, width: int) -> int:
-    """The value that a register keeps when `value` is stored: the low bits, unsigned, whatever the P4 type was."""
+    """The value of a register after storing `value`: the low bits, unsigned, independent of the P4 type."""
     return value & mask(width)
 
 
 def padded_width(widths: Sequence[int]) -> int:
-    """Bits of a key whose parts have these widths: each takes whole bytes."""
+    """Bits of a key whose parts have these widths, each padded to whole bytes."""
     return sum(8 * n_bytes(width) for width in widths)
 
 
 def pad_key(value: int, widths: Sequence[int]) -> int:
-    """A value of sum(widths) bits as the byte-padded key of parts with these widths (the first is most significant)."""
+    """Convert a value of sum(widths) bits to the byte-padded key of parts with these widths (the first is most
+    significant)."""
     padded, shift_in, shift_out = 0, 0, 0
     for width in reversed(widths):
         padded |= ((value >> shift_in) & mask(width)) << shift_out

@@ -1,4 +1,4 @@
-"""Options of `switchml emulate` that describe a job, and controls of `switchml ui`: each is a key of a job file."""
+"""Options of `switchml emulate` that describe a job, and controls of `switchml ui`: each sets one key of a job file."""
 
 from typing import Any
 
@@ -254,7 +254,7 @@ DEFAULTS = {
     "restart-s": "300",
     "fold": "as much as can be",
 }
-"""What holds where an option is not given, in words."""
+"""Text of the default of each option."""
 FLAGS = {
     "reshard-after-forward": "reshard-after-forward",
     "reduce-each": "reduce-each",
@@ -268,14 +268,14 @@ FLAGS = {
     "sparse": "dense",
     "ignore-memory": "check-memory",
 }
-"""The same of flags."""
+"""Text of the default of each flag."""
 BY_NAME = {flags.split("/")[0].lstrip("-").replace("-", "_"): (flags, path, kind) for flags, path, kind, _ in OPTIONS}
 """Name of a parameter → option, section.key in a job file, type."""
 KEYS = {name: tuple(path.split(".")) for name, (_, path, _) in BY_NAME.items()}
 
 
 def job_options(command: Any) -> Any:
-    """All of OPTIONS, in the help by group."""
+    """Add all OPTIONS to a command, grouped in its help."""
     titles = {flags: title for title, options in GROUPS.items() for flags, *_ in options}
     for flags, path, kind, text in reversed(OPTIONS):
         settings = {"is_flag": True} if kind is bool else {"type": type_of(flags, path, kind)}
@@ -285,7 +285,7 @@ def job_options(command: Any) -> Any:
 
 
 def type_of(flags: str, path: str, kind: Any) -> Any:
-    """Of the values of an option: a number in the unit that its key says."""
+    """Return the click type of an option's values: a number in the unit that its key implies."""
     if kind is str:
         return str
     if flags == "--bucket-cap":
@@ -298,7 +298,7 @@ def type_of(flags: str, path: str, kind: Any) -> Any:
 
 
 def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The same tables, with options in place of what they say."""
+    """Set the keys of the options in `table`, overriding its values, and return it."""
     for name, value in options.items():
         *sections, key = KEYS[name]
         inner = table

@@ -1,4 +1,4 @@
-"""Ordinary data-parallel training: only the backend's name concerns in-network aggregation.
+"""Ordinary data-parallel training: the backend's name is all that selects in-network aggregation.
 
 torchrun --nproc-per-node 4 scripts/examples/ddp_digits.py --backend switchml
 """
@@ -62,7 +62,7 @@ def main() -> None:
         accuracy = (model.module(test[0]).argmax(1) == test[1]).float().mean().item()
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.4f}", flush=True)
-    dist.barrier()  # else ranks of Gloo now and then abort at their exit ("terminate called without …")
+    dist.barrier()  # Without it, Gloo's ranks sometimes abort at exit ("terminate called without …")
     dist.destroy_process_group()
 
 

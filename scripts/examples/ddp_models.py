@@ -1,6 +1,6 @@
-"""Data-parallel training of a small network on noise: a plain one whose gradients take about as long to send as to
-compute, on 100 Mbit/s, on which captures, optimizations and settings are tested; or a convolutional network or
-transformer of many operators, to measure the cost of profiling and other changes. It does not use switchml.
+"""Data-parallel training of a small network on random data: an MLP whose gradients take about as long to send as to
+compute at 100 Mbit/s, for tests of captures, optimizations and settings; or a convolutional network or transformer of
+many operators, for measuring the overhead of profiling and other changes. Does not use switchml.
 
 torchrun --nproc-per-node 2 scripts/examples/ddp_models.py --model transformer --steps 30
 """
@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Pause(torch.autograd.Function):
-    """The identity, which takes `seconds` forward and twice as long backward, as a layer on an accelerator does."""
+    """The identity, which sleeps `seconds` in the forward pass and twice as long in the backward pass, like a layer on
+    an accelerator."""
 
     @staticmethod
     def forward(context, inputs, seconds):
@@ -40,7 +41,7 @@ class Layer(nn.Module):
 
 
 def mlp(arguments: argparse.Namespace) -> tuple[nn.Module, torch.Tensor]:
-    """Linear layers, and vectors of their width, others on each rank."""
+    """Linear layers, and random vectors of their width, which differ between ranks."""
     layers = [Layer(arguments.width, arguments.device_time) for _ in range(arguments.layers)]
     model = nn.Sequential(*layers, nn.Linear(arguments.width, 10))
     torch.manual_seed(dist.get_rank())
@@ -93,7 +94,7 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
-    dist.barrier()  # else Gloo's ranks sometimes abort at exit ("terminate called without …")
+    dist.barrier()  # Without it, Gloo's ranks sometimes abort at exit ("terminate called without …")
     dist.destroy_process_group()
 
 

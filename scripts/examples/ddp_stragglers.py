@@ -1,5 +1,5 @@
-"""Data-parallel training that does not wait for a rank that is slow now and then (docs/reliability.md): one hook, and a
-loop that takes the steps which the others have made meanwhile. Computing is a pause here.
+"""Data-parallel training that does not wait for an occasionally slow rank (docs/reliability.md): one hook, and a loop
+that catches up on the steps that the other ranks have made meanwhile. Compute is simulated by sleeping.
 
 torchrun --nproc-per-node 2 scripts/examples/ddp_stragglers.py
 torchrun --nproc-per-node 2 scripts/examples/ddp_stragglers.py --wait
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--wait", action="store_true", help="wait for it, as ever")
     arguments = parser.parse_args()
 
-    if not arguments.wait:  # before the group's job begins
+    if not arguments.wait:  # Must be set before the process group is initialized
         os.environ["SWITCHML_DEADLINE"] = f"{arguments.deadline * arguments.step_time:g}s"
     dist.init_process_group("switchml")
     rank = dist.get_rank()
@@ -62,7 +62,7 @@ def main() -> None:
                 optimizer.step()
                 step += 1
     seconds = time.monotonic() - began
-    dist.barrier()  # nobody leaves before all have their last sums
+    dist.barrier()  # No rank leaves before all have their last sums
 
     caught_up = stragglers.caught_up if stragglers is not None else 0
     digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()

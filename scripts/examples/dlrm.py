@@ -1,13 +1,12 @@
-"""A small recommendation model (DLRM) with its embedding tables spread over the ranks, with and without compression of
-the all-to-all that exchanges the rows of each batch.
+"""A small recommendation model (DLRM) with its embedding tables distributed over the ranks, with and without
+compression of the all-to-all that exchanges the rows of each batch.
 
     torchrun --nproc-per-node 4 scripts/examples/dlrm.py --backend gloo
     torchrun --nproc-per-node 4 scripts/examples/dlrm.py --backend switchml     # SWITCHML_AGGREGATOR is optional
 
-The clicks are drawn from a known model (`Clicks`), so that the best possible AUC is known, and is printed. MLPs are
-data-parallel (DDP: their gradients go through the backend's all-reduce), tables model-parallel. The model is that of
-M. Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems"
-(arXiv:1906.00091).
+Clicks are drawn from a known model (`Clicks`), so that the best possible AUC is known; it is printed too. MLPs are
+data-parallel (DDP: their gradients go through the backend's all-reduce), tables model-parallel. The model is that of M.
+Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (arXiv:1906.00091).
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from host_agent.pytorch import backend as torch_backend  # noqa: F401 (registers
 CATEGORIES = (400, 200, 100, 100, 50, 50, 20, 10)
 """Rows of each table."""
 BOUNDS = (0.01, 0.01, 0.03, 0.03, 0.03, 0.03, 0.05, 0.05)
-"""Final error bound of each table: tighter for large tables, whose rows occur seldom."""
+"""Final error bound of each table: tighter for large tables, whose rows are used less often."""
 DENSE = 4
 WIDTH = 16
 TRAIN, TEST = 262_144, 8_192
 BATCH = 128
-"""Per rank."""
+"""Samples per rank."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ class Clicks:
 
 
 class Top(nn.Module):
-    """(batch, DENSE) and (batch, tables, WIDTH) to log-odds (batch,): products of all pairs of vectors between two
-    MLPs."""
+    """Log-odds (batch,) from (batch, DENSE) and (batch, tables, WIDTH): pairwise dot products of all vectors between
+    two MLPs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,15 +96,15 @@ class Top(nn.Module):
 def train(
     compressed: bool, iterations: int, start: float, train_set: Clicks, test_set: Clicks, check: bool = True
 ) -> dict[str, float]:
-    """Train from fixed seeds; returns metrics on the test set, the all-to-all's traffic, and what all steps and the
-    exchanges of rows in them took. `check`: also measure the largest error, which costs time."""
+    """Train from fixed seeds. Returns metrics on the test set, the all-to-all's traffic, and the seconds of all steps
+    and of their exchanges of rows. `check`: also measure the largest error, which costs time."""
     rank, world = dist.get_rank(), dist.get_world_size()
     tables_of_rank = [list(range(r, len(CATEGORIES), world)) for r in range(world)]
     bounds = BoundSchedule(BOUNDS, start=start, iterations=iterations // 2) if compressed else None
     exchange, exchanged_s = EmbeddingExchange(tables_of_rank, bounds, check=check), 0.0
     torch.manual_seed(1)
     top = DistributedDataParallel(Top())
-    every_table = [nn.Embedding(categories, WIDTH) for categories in CATEGORIES]  # the same on all ranks
+    every_table = [nn.Embedding(categories, WIDTH) for categories in CATEGORIES]  # The same on all ranks
     for table in every_table:
         nn.init.normal_(table.weight, std=0.1)
     own_tables = [every_table[number] for number in tables_of_rank[rank]]
@@ -121,7 +120,7 @@ def train(
             torch.stack([t(data.categories[users, n]) for n, t in zip(tables_of_rank[rank], own_tables, strict=True)])
             for users in batches
         ]
-        dist.barrier()  # waiting for other ranks is no part of the exchange
+        dist.barrier()  # Waiting for other ranks is not part of the exchange
         begun_s = time.perf_counter()
         rows = exchange(torch.stack(looked_up))
         exchanged_s += time.perf_counter() - begun_s
@@ -138,7 +137,7 @@ def train(
         )
         loss.backward()
         for table in own_tables:
-            table.weight.grad /= world  # every rank's loss is a mean over its own batch
+            table.weight.grad /= world  # Every rank's loss is a mean over its own batch
         for optimizer in optimizers:
             optimizer.step()
     seconds, exchange_seconds = time.perf_counter() - start_s, exchanged_s

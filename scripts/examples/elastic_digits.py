@@ -1,10 +1,10 @@
-"""Data-parallel training that goes on when a replica dies, and takes it back when it returns (torchft). Start one
-process a replica; with torchft's lighthouse and an aggregator running:
+"""Data-parallel training that continues when a replica dies, and takes it back when it returns (torchft). Start one
+process per replica, with torchft's lighthouse and an aggregator running:
 
 torchft_lighthouse --min_replicas 1 --join_timeout_ms 1000
 TORCHFT_LIGHTHOUSE=http://localhost:29510 SWITCHML_AGGREGATOR=localhost:50099 python elastic_digits.py --replica 0
 
-scripts/run --elastic starts all of it, kills replicas and starts them again.
+scripts/run --elastic starts all of these, kills replicas and restarts them.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
         network.load_state_dict(state["model"])
         sgd.load_state_dict(state["optimizer"])
 
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # of this replica's ranks: only one
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # Of this replica's ranks: only one
     timeout = timedelta(seconds=arguments.timeout)
     manager = torchft.Manager(
         pg=ProcessGroupSwitchML(timeout),
@@ -76,10 +76,10 @@ def main() -> None:
             sampler.set_epoch(step)
             batches = iter(loader)
             batch = next(batches)
-        optimizer.zero_grad()  # here the replicas agree who takes part
+        optimizer.zero_grad()  # Here the replicas agree on the quorum
         loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
         loss.backward()
-        optimizer.step()  # nothing, if somebody died meanwhile
+        optimizer.step()  # No update if a replica has died meanwhile
         done = "done" if manager.current_step() > step else "dropped"
         print(f"step {step}: {done}, {manager.num_participants()} replicas, loss {loss.item():.3f}", flush=True)
         time.sleep(max(0.0, began + arguments.step_time - time.monotonic()))

@@ -1,8 +1,8 @@
-"""Trains a GPT on GPUs, random tokens in: with DDP, or with --fsdp sharded. Without a GPU,
+"""Train a GPT on random tokens on GPUs: with DDP, or sharded with --fsdp. Without a GPU,
 
     switchml emulate --cluster h100-dgx --gpus 64 -- torchrun --nproc-per-node 8 scripts/examples/gpt.py
 
-says what it takes on 64.
+predicts its iteration time on 64.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class GPT(nn.Module):
 
 
 def sharded(shape, device):
-    """A GPT of which no rank ever has more than a block as a whole: weights are made once they are sharded."""
+    """A GPT of which no rank ever holds more than one whole block: weights are initialized after sharding."""
     with torch.device("meta"):
         model = GPT(*shape)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -1,5 +1,5 @@
-"""transformers' Trainer and Accelerate on a small GPT-2 and random tokens. Both take the process group that they find,
-and know backends only by a list of names: so it is made before they are.
+"""transformers' Trainer and Accelerate on a small GPT-2 and random tokens. Both use an existing process group, but only
+know a fixed list of backends: so the group is initialized before they are created.
 
 torchrun --nproc-per-node 2 scripts/examples/hugging_face.py --backend switchml
 """
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--backend", default="switchml")
     parser.add_argument("--steps", type=int, default=6)
     arguments = parser.parse_args()
-    dist.init_process_group(arguments.backend)  # before Trainer and Accelerator
+    dist.init_process_group(arguments.backend)  # Before Trainer and Accelerator
     tokens = torch.randint(0, 100, (8 * arguments.steps, 16), generator=torch.Generator().manual_seed(1))
     data = [{"input_ids": row, "labels": row} for row in tokens]
     for train in (with_trainer, with_accelerate):

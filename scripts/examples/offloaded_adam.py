@@ -1,5 +1,5 @@
 """Data-parallel training with optimizer states on the host (docs/states.md): OffloadedAdam in place of AdamW. It sums
-the gradients itself, a piece at a time while it updates another, so that the model needs no DistributedDataParallel.
+the gradients itself, bucket by bucket, overlapped with updates, so that the model needs no DistributedDataParallel.
 
 torchrun --nproc-per-node 2 scripts/examples/offloaded_adam.py --backend switchml
 """
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     arguments = parser.parse_args()
 
-    torch.manual_seed(0)  # the same weights on all ranks
+    torch.manual_seed(0)  # The same weights on all ranks
     torch.set_num_threads(1)
     dist.init_process_group(arguments.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()

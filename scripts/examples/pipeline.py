@@ -1,4 +1,5 @@
-"""Training in stages (docs/pipelines.md): half of a network on each half of the ranks, message-driven.
+"""Pipeline-parallel training (docs/pipelines.md): half of a network on each half of the ranks, with a message-driven
+schedule.
 
 torchrun --nproc-per-node 4 scripts/examples/pipeline.py --backend switchml
 """
@@ -39,11 +40,11 @@ def main() -> None:
     for epoch in range(arguments.epochs):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(size)[: len(images) // size]:
-            mine = batch.chunk(groups.replicas)[groups.replica]  # all ranks of a pipeline have the same
+            mine = batch.chunk(groups.replicas)[groups.replica]  # The same on all ranks of a pipeline
             optimizer.zero_grad()
             loss = pipeline.step(images[mine], target=labels[mine])
             optimizer.step()
-        if loss is not None and groups.replica == 0:  # the last stage has it
+        if loss is not None and groups.replica == 0:  # Only the last stage has the loss
             print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
     dist.destroy_process_group()
 

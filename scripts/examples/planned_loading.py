@@ -18,7 +18,7 @@ from host_agent.training.data import load_digits
 
 
 def write_digits(folder: Path) -> str:
-    """The data set as files; elsewhere they would lie in storage already."""
+    """Write the data set to files; real data sets would already be in storage."""
     images, labels = load_digits()
     np.save(folder / "images.npy", (images[:1437] / 8 - 1).astype(np.float32).reshape(-1, 1, 8, 8))
     np.save(folder / "labels.npy", labels[:1437].astype(np.int64))
@@ -61,7 +61,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"epoch {epoch + 1}: loss {mean_loss.item():.4f}", flush=True)
         counters = loader.counters
-        dist.barrier()  # until everybody has what it borrows
+        dist.barrier()  # Until all ranks have the samples that they fetch from peers
         loader.close()
     if dist.get_rank() == 0:
         hits = int(counters["buffer_hits"] + counters["peer_hits"])

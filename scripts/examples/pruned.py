@@ -1,5 +1,5 @@
-"""Data-parallel training of a pruned network (docs/states.md): an epoch with all weights, then with a tenth of them,
-whose gradients alone are compressed, summed and kept.
+"""Data-parallel training of a pruned network (docs/states.md): one epoch with all weights, then with a tenth of them,
+for which alone gradients are compressed, summed and stored.
 
 torchrun --nproc-per-node 2 scripts/examples/pruned.py --backend switchml --share 0.9
 """

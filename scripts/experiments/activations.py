@@ -1,12 +1,13 @@
-"""Activations in compressed form: sizes, accuracy, peak memory and time, beside what the emulator predicts.
+"""Compressed activations: sizes, accuracy, peak memory and time, compared with the emulator's predictions.
 
     python scripts/experiments/activations.py [--models cnn,transformer] [--seeds 5] [--steps 200] [--plot FILE]
     python scripts/experiments/activations.py --models resnet50     # sizes alone, of 224 x 224 crops of two photographs
 
-Trains on `switchml train`'s digits, with each codec from each seed. "smaller" is all that autograd saved, weights and
-inputs aside, over what it became; peak memory is counted from storage to storage in a step (`Tracker`). Time is the
-processor's, of one thread: its extra is measured with plain steps and compressed ones in turns, and predicted by
-`switchml emulate --activation-ratio … --activation-bytes-per-s … --activation-tensor-s …`, with constants from the CNN.
+Trains on `switchml train`'s digits, with each codec from each seed. "smaller" is the size of everything that autograd
+saved, except weights and inputs, over its compressed size; peak memory is counted per storage in a step (`Tracker`).
+Times are CPU times of one thread: the extra time is measured with alternating plain and compressed steps, and predicted
+by `switchml emulate --activation-ratio … --activation-bytes-per-s … --activation-tensor-s …`, with constants from the
+CNN.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from switchml.pages.panels import Bar, Bars
 from switchml.tables import Table, number, show, text
 
 PUBLISHED = 13.5
-"""COMET's memory reduction, "up to", over five networks on ImageNet, ResNet-50 among them (Jin et al., VLDB 2022)."""
+"""COMET's memory reduction, "up to", over five networks on ImageNet including ResNet-50 (Jin et al., VLDB 2022)."""
 
 
 def resnet50(classes: int = 2) -> nn.Sequential:
-    """He et al., CVPR 2016, with the stride in the 3 x 3 convolutions: the sizes of torchvision's."""
+    """ResNet-50 (He et al., CVPR 2016) with the stride in the 3 x 3 convolutions; its sizes are those
+    of torchvision."""
 
     def normalized(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]
@@ -61,8 +63,8 @@ def resnet50(classes: int = 2) -> nn.Sequential:
 
 
 def resnet_row(codec: str) -> dict[str, Any]:
-    """ResNet-50 on crops of scikit-learn's two photographs, 2 of each: the fourth step from random weights, measured
-    anew in each."""
+    """ResNet-50 on crops of scikit-learn's two photographs, 2 of each: the fourth step from random weights, with error
+    bounds measured anew in each step."""
     try:
         from sklearn.datasets import load_sample_images
     except ImportError:
@@ -88,7 +90,7 @@ def resnet_row(codec: str) -> dict[str, Any]:
 
 
 def trained(name: str, codec: str, seeds: int, steps: int, digits: data.Digits) -> dict[str, Any]:
-    """One row, without times."""
+    """One row of the table, without times."""
     accuracies, ratios, peaks = [], [], []
     for seed in range(seeds):
         run = Run(name, codec, seed, digits)
@@ -109,7 +111,7 @@ def trained(name: str, codec: str, seeds: int, steps: int, digits: data.Digits) 
 
 
 def times(name: str, codec: str, digits: data.Digits) -> dict[str, float]:
-    """Seconds of a step, what the codec adds, and what the emulator predicts."""
+    """Seconds of a step, the codec's measured extra seconds, and the emulator's prediction of these."""
     small, large, measured = extras(codec, (SMALL, LARGE, Case(name)), digits)
     by_emulator = predicted_s(name, measured.ratio, calibrated(small, large))
     return {"step_s": measured.step_s, "extra_s": measured.extra_s, "predicted_s": by_emulator}

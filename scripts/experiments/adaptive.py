@@ -3,12 +3,12 @@
     sudo python scripts/experiments/adaptive.py [--rates 1gbit,20mbit,200mbit] [--steps 200] [--plot FILE] [--json]
 
 Hosts are network namespaces around a switch, their links shaped by tc (emulator/networks/testbed/star.py), one rank in
-each; the software aggregator sits in the switch. All choices train models of their own in the same processes,
+each; the software aggregator runs in the switch's namespace. Each choice trains its own model in the same processes,
 alternating every TURN_STEPS steps, so that other load on the machine affects all of them alike. The model is the
 digits' network with a hidden layer of 64 units, 38 000 parameters: small enough that at 1 Gbit/s the round trips of a
 collective count as much as its bytes. So half precision is fastest there, and top-k at 20 Mbit/s. (With 2048 units,
-1.08 million parameters, top-k is fastest at all three rates.) A fixed choice does the same in each step of a phase:
-after `--phase-limit` it stops, and its remaining steps count as its average step."""
+1.08 million parameters, top-k is fastest at all three rates.) All steps of a phase are alike for a fixed choice: after
+`--phase-limit` it stops, and its remaining steps are counted at its average step time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ FIXED = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01", "topk:ratio
 AUTO = "auto"
 TURN_STEPS = 10
 WARM_UP_STEPS = 20
-"""Not measured, at the first rate: DDP forms its buckets, kernels are compiled, auto tries its choices."""
+"""Steps that are not measured, at the first rate: DDP forms its buckets, kernels are compiled, auto
+tries its choices."""
 BURST_S = 1e-3
 """Burst of the links: with a longer one, a small step's packets would pass at any rate."""
 BATCH, LEARNING_RATE, SEED = 32, 0.02, 1
@@ -48,7 +49,8 @@ BATCH, LEARNING_RATE, SEED = 32, 0.02, 1
 
 @dataclass(frozen=True)
 class Join:
-    """A job, in which each of `choices` has a model. `store`: rank 0's address; `digits`: the images' file."""
+    """Arguments of `ChoosingRank.join`: a job in which each of `choices` has its own model. `store`: rank 0's address;
+    `digits`: path of the image file."""
 
     store: str
     aggregator: str
@@ -59,21 +61,21 @@ class Join:
 
 @dataclass
 class Line:
-    """One choice's whole run."""
+    """Results of one choice over all phases."""
 
     phases: list[list[float]] = field(default_factory=list)
-    """Seconds of each step that was run, on the slowest rank."""
+    """Seconds of each step on the slowest rank, per phase."""
     codecs: list[list[str]] = field(default_factory=list)
     """Codec of the first bucket in each of these steps."""
     losses: list[float] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
 
-# A rank
+# Code of a rank
 
 
 class ChoosingRank(CallableRank):
-    """A rank with a model for each choice, once it has joined."""
+    """A rank that has a model for each choice after `join`."""
 
     def __init__(self, place: RankPlace):
         self._place = place
@@ -93,7 +95,7 @@ class ChoosingRank(CallableRank):
         self._trainers = [Trainer(job, self._place, choice) for choice in job.choices]
 
     def train(self, number: int, steps: int) -> dict[str, Any]:
-        """With that choice: the result of `Trainer.run`."""
+        """Train the model of choice `number`. Returns the result of `Trainer.run`."""
         return self._trainers[number].run(steps)
 
     def leave(self) -> None:
@@ -123,7 +125,8 @@ class Trainer:
         self._choice, self._step = choice, 0
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Train; returns seconds, first bucket's codec and loss of each step, and the decisions so far."""
+        """Train for `steps` steps. Returns the seconds, first bucket's codec and loss of each step, and all decisions
+        so far."""
         import torch
         from torch.nn import functional
 
@@ -142,13 +145,13 @@ class Trainer:
         return {"seconds": seconds, "codecs": names, "losses": losses, "decisions": self._state.decisions}
 
 
-# The parent
+# Code of the parent process
 
 
 def run(workers: int, rates_bps: list[float], steps: int, limit_s: float, hidden: int, choices: tuple[str, ...]):
     """Train with all choices, phase by phase; returns the Line of each choice."""
     lines = {choice: Line() for choice in choices}
-    ranks = training_context()  # its imports overlap with building the network
+    ranks = training_context()  # Its imports overlap with the network's setup
     with (
         tempfile.TemporaryDirectory(prefix="switchml-adaptive-") as folder,
         star_with_aggregator(workers, LinkOptions(rates_bps[0], burst_s=BURST_S)) as (star, aggregator),
@@ -184,14 +187,14 @@ def run(workers: int, rates_bps: list[float], steps: int, limit_s: float, hidden
 
 
 def seconds_of(line: Line, phase: int, steps: int) -> float:
-    """A phase's time, extrapolated to `steps`."""
+    """Total seconds of a phase, extrapolated to `steps`."""
     times = line.phases[phase]
     return sum(times) * steps / len(times)
 
 
 def paired(line: Line, other: Line, phase: int) -> float:
-    """`line`'s time over `other`'s: the median over adjacent turns of both, so that other load on the machine affects
-    both."""
+    """Ratio of `line`'s time to `other`'s: the median over adjacent turns of both, so that other load on the machine
+    affects both."""
     starts = range(0, min(len(line.phases[phase]), len(other.phases[phase])), TURN_STEPS)
     turns = [[sum(each.phases[phase][at : at + TURN_STEPS]) for each in (line, other)] for at in starts]
     return median(mine / theirs for mine, theirs in turns)
@@ -226,7 +229,7 @@ def summary(lines: dict[str, Line], rates_bps: list[float], steps: int) -> dict[
 
 
 def show(result: dict[str, Any], workers: int, hidden: int) -> None:
-    """The table on stdout."""
+    """Print the table to stdout."""
     title = f"{workers} workers, hidden layer of {hidden}, {result['steps']} steps a phase: median step, phase"
     rates = [tables.number(f"{rate_bps / 1e6:g} Mbit/s") for rate_bps in result["rates_bps"]]
     table = tables.Table([tables.text("codec"), *rates, tables.number("total")], title=title)
@@ -247,7 +250,7 @@ def show(result: dict[str, Any], workers: int, hidden: int) -> None:
 
 
 def panels(lines: dict[str, Line], rates_bps: list[float], steps: int) -> list[Curves]:
-    """Step times of all choices; and which codec auto used, as its share of TURN_STEPS steps."""
+    """Plots of the step times of all choices, and of the codecs that auto used, as shares of TURN_STEPS steps."""
     phases = ", ".join(f"{rate / 1e6:g} from {phase * steps + 1}" for phase, rate in enumerate(rates_bps))
     x_title = f"step (Mbit/s: {phases})"
     times = []

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs whose tensors come in bursts, on a switch with few slots: fixed partitions beside best-effort slots
-(docs/protocol.md, section 14). In virtual time, packet by packet; every sum is checked.
+"""Jobs with bursts of all-reduces on a switch with few slots: fixed partitions compared with best-effort slots
+(docs/protocol.md, section 14). Simulates packets in virtual time and checks every sum.
 
     scripts/experiments/best_effort.py
     scripts/experiments/best_effort.py --behind 10e9 --window 16
@@ -19,7 +19,7 @@ WAYS = ("fixed", "best-effort")
 
 
 def play(way: str, jobs: int, slots: int, options: argparse.Namespace) -> Result:
-    """All jobs at once: `way` is one of WAYS, `slots` what the switch has for all of them."""
+    """Simulate all jobs at once: `way` is one of WAYS, `slots` is the switch's total."""
     late = {rank: options.late * rank**2 / (RANKS - 1) ** 2 for rank in range(1, RANKS)}
     config = NetworkConfig(
         jobs=tuple(

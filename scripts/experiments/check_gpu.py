@@ -1,11 +1,11 @@
-"""Whether switchml is right and fast on this machine's GPU, in at most five minutes (docs/performance.md): doctor's
-comparison, collectives of all types of elements and large buckets beside Gloo, peaks and times of training steps with
-compressed activations, and OffloadedAdam.
+"""Check that switchml is correct and fast on this machine's GPU, in at most five minutes (docs/performance.md):
+doctor's comparison, collectives of all dtypes and large buckets compared with Gloo, peak memory and times of training
+steps with compressed activations, and OffloadedAdam.
 
     scripts/check-gpu
     python scripts/experiments/check_gpu.py --device cpu     # everything, small, without a GPU
 
-Each part is a process of its own with its share of the time: one that fails or hangs leaves the others' results.
+Each part is a separate process with its own time limit: if one fails or hangs, the others' results remain.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from torch.nn import functional
 Row = dict[str, Any]
 
 PARTS_S = {"comparison": 60, "collectives": 90, "activations": 100, "optimizer": 40}
-"""Part → seconds that it may take on a GPU."""
+"""Part → timeout on a GPU, in seconds."""
 DRY_S = 600
-"""That each may take in a dry run."""
+"""Timeout of each part in a dry run, in seconds."""
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32")
 
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _run(part: str, device: str) -> Iterator[Row]:
-    """The rows of a part; one with `error` if it failed."""
+    """Yield the rows of a part, with a row that has `error` if it failed."""
     allowed_s = PARTS_S[part] if device == "cuda" else DRY_S
     command = [sys.executable, __file__, "--part", part, "--device", device]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
@@ -88,7 +88,7 @@ def _run(part: str, device: str) -> Iterator[Row]:
 
 
 def _line(part: str, row: Row) -> str:
-    """At most 80 columns, but for errors."""
+    """A row as a line of text, at most 80 columns unless it is an error."""
     cells = [f"{row['what']:<28}"]
     if "error" in row:
         return f"{part:<12} {cells[0]} WRONG: {row['error']}"
@@ -103,7 +103,7 @@ def _line(part: str, row: Row) -> str:
 
 
 def comparison(device: str) -> Iterator[Row]:
-    """What `switchml doctor` compares."""
+    """The comparison of `switchml doctor`."""
     from host_agent.comparison import compare
 
     wrong = compare(device, timeout_s=PARTS_S["comparison"] - 5 if device == "cuda" else DRY_S - 5)
@@ -111,8 +111,8 @@ def comparison(device: str) -> Iterator[Row]:
 
 
 def collectives(device: str) -> Iterator[Row]:
-    """All-reduces of two ranks in this process's children, this backend and Gloo in turns. Times Gloo: its time over
-    ours."""
+    """All-reduces of two ranks in child processes, alternating between this backend and Gloo. "times_gloo" is Gloo's
+    time over this backend's."""
     from host_agent.ranks import Team
     from switchml.runtime.pool import fork_server
 
@@ -123,7 +123,7 @@ def collectives(device: str) -> Iterator[Row]:
 
 
 class _CollectivesRank:
-    """One rank of `collectives`, which asks for the rows of a device."""
+    """One rank of `collectives`: a request is the name of a device, the response its rows."""
 
     def __init__(self, rank: int, rendezvous: str, report: object):
         torch.set_num_threads(1)
@@ -155,7 +155,7 @@ def _rows_of_collectives(device: str, groups: dict[str, Any]) -> list[Row]:
             dist.all_reduce(x, group=group)
             _sync(device)
             elapsed_s = time.perf_counter() - started
-            x.fill_(1)  # else sums grow from turn to turn
+            x.fill_(1)  # Else sums grow from turn to turn
             return elapsed_s
 
         times = {name: [] for name in groups}
@@ -171,7 +171,7 @@ def _rows_of_collectives(device: str, groups: dict[str, Any]) -> list[Row]:
 
 
 class Block(nn.Module):
-    """A layer of a transformer."""
+    """A transformer layer."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -193,7 +193,7 @@ Step = Callable[[torch.optim.Optimizer], torch.Tensor]
 
 
 def _transformer(device: str) -> tuple[nn.Module, Step]:
-    """GPT-2 355M's layers, under autocast."""
+    """A model with GPT-2 355M's layers, and its step, under autocast."""
     layers, width, words, shape = (24, 1024, 50304, (8, 1024)) if device == "cuda" else (2, 32, 64, (8, 32))
     blocks = (Block(width, width // 16 if width < 1024 else 16) for _ in range(layers))
     model = nn.Sequential(nn.Embedding(words, width), *blocks, nn.LayerNorm(width), nn.Linear(width, words, bias=False))
@@ -212,7 +212,7 @@ def _transformer(device: str) -> tuple[nn.Module, Step]:
 
 
 def _cnn(device: str) -> tuple[nn.Module, Step]:
-    """Convolutions, normalization and ReLU in float32."""
+    """A network of convolutions, normalization and ReLU in float32, and its step."""
     depth, width, size, images = (16, 64, 112, 64) if device == "cuda" else (6, 8, 32, 8)
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
     for _ in range(depth):
@@ -231,7 +231,7 @@ def _cnn(device: str) -> tuple[nn.Module, Step]:
 
 
 def activations(device: str) -> Iterator[Row]:
-    """Steps of two networks, plain and with each codec: time, and how much lower the peak is."""
+    """Steps of two networks, plain and with each codec: step time, and reduction of peak memory."""
     from host_agent.memory import compressed_activations
 
     for name, make in (("transformer", _transformer), ("cnn", _cnn)):
@@ -272,7 +272,7 @@ def optimizer(device: str) -> Iterator[Row]:
 
 
 def _measured(step: Callable[[], object], device: str) -> tuple[float, int]:
-    """Median seconds of a step, and the most bytes that are in use in one; not of the first two, which get memory."""
+    """Median seconds of a step, and peak bytes in use in a step; without the first two steps, which allocate memory."""
     from host_agent.memory import Tracker
 
     for _ in range(2):
@@ -286,7 +286,7 @@ def _measured(step: Callable[[], object], device: str) -> tuple[float, int]:
         _sync(device)
         times.append(time.perf_counter() - started)
     if device == "cuda":
-        # Blocks that a side stream still reads count as well: active, not only allocated.
+        # Includes blocks that a side stream still reads: active, not only allocated.
         return statistics.median(times), torch.cuda.memory_stats()["active_bytes.all.peak"]
     with Tracker() as tracker:
         step()

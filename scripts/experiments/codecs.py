@@ -31,9 +31,9 @@ SETTINGS: dict[str, tuple[str, float, float]] = {
     "signum": ("signum", 0.0003, 0.0),
     "efsignsgd": ("efsignsgd", 0.02, 0.9),
 }
-"""Codec → its specification, and the optimizer's learning rate and momentum, where they are not the defaults. Codecs
-that send bare signs move every parameter by the learning rate in each step; DGC's memory and Signum have their own
-momentum; a plain residual can compensate for sending a random tenth."""
+"""Codec → its specification, and the optimizer's learning rate and momentum, for codecs that need other values than the
+defaults. Codecs that send only signs move every parameter by the learning rate in each step; DGC's memory and Signum
+have their own momentum; a plain residual can compensate for sending a random tenth."""
 
 
 def settings_of(name: str, base: TrainingSettings) -> TrainingSettings:
@@ -44,7 +44,8 @@ def settings_of(name: str, base: TrainingSettings) -> TrainingSettings:
 
 
 def run(settings: TrainingSettings, aggregator: ChildAggregator) -> dict:
-    """One training through the aggregator: accuracy, bytes of all ranks, seconds in all and of a step."""
+    """Train once through the aggregator. Returns accuracy, bytes of all ranks, total seconds and median seconds of a
+    step."""
     comparison = runner.compare_with(aggregator, settings=settings, on_step=lambda step: None)
     outcome = comparison.outcomes["switchml"]
     sent, dense = (sum(each[key] for each in outcome.codecs) for key in ("bytes_sent", "bytes_dense"))
@@ -73,7 +74,7 @@ def run(settings: TrainingSettings, aggregator: ChildAggregator) -> dict:
 @click.option("--allow", "points", default=1.0, show_default=True, help="Points of accuracy that codecs may lose.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def main(names: tuple[str, ...], model: str, workers: int, steps: int, seed: int, points: float, as_json: bool) -> None:
-    """Train a model of the digits with every codec (or those named) and compare with no compression."""
+    """Train a digits model with every codec (or those named), and compare with no compression."""
     known = (*codecs.CODECS, "auto")
     for name in names:
         if name not in known:
@@ -105,7 +106,7 @@ def main(names: tuple[str, ...], model: str, workers: int, steps: int, seed: int
 
 
 def show(rows: list[dict], least: float, title: str) -> None:
-    """The table on stdout."""
+    """Print the table to stdout."""
     columns = [tables.text("codec"), tables.text("memory", drop=2), tables.number("rate", drop=1)]
     columns += [tables.number("momentum", drop=1), tables.number("accuracy"), tables.number("final loss", drop=1)]
     columns += [tables.number("sent", "MB"), tables.number("of dense"), tables.number("time", "s", drop=1)]

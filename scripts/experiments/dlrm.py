@@ -1,4 +1,4 @@
-"""Times a DLRM's steps, and the exchange of embeddings in them, over links of a given rate: plain and compressed.
+"""Time a DLRM's steps and their exchanges of embeddings over links of a given rate: plain and compressed.
 
     sudo python scripts/experiments/dlrm.py [--ranks 2] [--rate 50mbit] [--steps 200] [--json]
 
@@ -33,13 +33,13 @@ CHOICES = {"none": False, "szx": True}
 
 
 class RecommendationRank(CallableRank):
-    """A rank of the example's job."""
+    """A rank of the job in scripts/examples/dlrm.py."""
 
     def __init__(self, place: RankPlace):
         self._place = place
 
     def join(self, store: str) -> None:
-        """`store`: rank 0's address."""
+        """Initialize the process group. `store`: rank 0's address."""
         import torch
         import torch.distributed as dist
 
@@ -48,7 +48,7 @@ class RecommendationRank(CallableRank):
         dist.init_process_group("gloo", init_method=address, rank=self._place.rank, world_size=self._place.world_size)
 
     def train(self, is_compressed: bool, steps: int) -> dict[str, float]:
-        """What the example's `train` returns."""
+        """Return the result of the example's `train`."""
         dlrm = example()
         sets = dlrm.Clicks.draw(dlrm.TRAIN, 0), dlrm.Clicks.draw(dlrm.TEST, 1)
         result: dict[str, float] = dlrm.train(is_compressed, steps, BOUNDS_START, *sets, check=False)
@@ -61,7 +61,7 @@ class RecommendationRank(CallableRank):
 
 
 def example() -> ModuleType:
-    """scripts/examples/dlrm.py."""
+    """Import scripts/examples/dlrm.py."""
     spec = importlib.util.spec_from_file_location("dlrm_example", share.HERE / "scripts" / "examples" / "dlrm.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -70,7 +70,7 @@ def example() -> ModuleType:
 
 
 def run(ranks: int, rate_bps: float, steps: int) -> dict[str, dict[str, float]]:
-    """By choice: metrics of rank 0, times of the slowest rank."""
+    """Results by choice: metrics of rank 0, times of the slowest rank."""
     processes = training_context()
     with (
         Lab() as lab,
@@ -78,7 +78,7 @@ def run(ranks: int, rate_bps: float, steps: int) -> dict[str, dict[str, float]]:
         Team(processes, RecommendationRank, places(star.hosts)) as team,
     ):
         team.ask(methodcaller("join", star.address(0)))
-        team.ask(methodcaller("train", True, 3))  # compiles the codec's kernels
+        team.ask(methodcaller("train", True, 3))  # Compiles the codec's kernels
         results = {}
         for name, is_compressed in CHOICES.items():
             answers = team.ask(methodcaller("train", is_compressed, steps))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains with replicas (torchft) through an aggregator, kills one (kill -9) again and again, and starts it again.
-Shows how the others go on, and at the end whether all replicas have the same parameters, bit for bit.
+"""Train with replicas (torchft) through an aggregator, repeatedly kill one (kill -9), and restart it. Shows how the
+others continue, and at the end whether all replicas have the same parameters, bit for bit.
 
     scripts/run --elastic
     scripts/experiments/elastic.py --replicas 3 --deaths 5 --steps 1000
@@ -29,17 +29,17 @@ server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=1000, h
 print(server.address(), flush=True)
 sys.stdin.read()
 """
-"""In a process of its own, as it logs each step."""
+"""Script of the lighthouse. It runs in a process of its own because it logs each step."""
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "elastic_digits.py"
 STEP = re.compile(r"step (\d+): (\w+), (\d+) replicas, loss ([\d.]+)")
 CALM_STEPS = 15
-"""Of all replicas together, before the next one dies."""
+"""Steps with all replicas, summed over them, before the next one is killed."""
 SHOWN_STEPS = 25
-"""Every how many steps a line is printed where nothing happens."""
+"""Interval in steps of status lines while nothing happens."""
 
 
 class Replica:
-    """One process of the training. What it prints goes to `lines`, with its number; None when it ends."""
+    """One process of the training. Its output lines are put into `lines` with the replica, and None when it ends."""
 
     def __init__(self, number: int, command: list[str], lines: queue.SimpleQueue[tuple["Replica", str | None]]):
         self.number, self.command, self.lines = number, [*command, "--replica", str(number)], lines
@@ -71,7 +71,7 @@ class Replica:
 
 
 class Watched:
-    """A training while it runs: who is there, who dies when, and what is printed."""
+    """State of a running training: present replicas, the next kill, and the printed log."""
 
     def __init__(self, replicas: list[Replica], deaths: int, steps: int, step_time_s: float, chooser: random.Random):
         self.replicas, self.deaths, self.steps = replicas, deaths, steps
@@ -108,11 +108,11 @@ class Watched:
             victim.kill()
 
     def _leaves_time(self, step: int) -> bool:
-        """Whether a replica that dies now is back before the last step."""
+        """Whether a replica that is killed now can rejoin before the last step."""
         return (self.steps - step) * self.step_time_s > 1.5 * max(each.start_s for each in self.replicas)
 
     def on_end(self, replica: Replica) -> bool:
-        """Start a replica again that was killed. Whether it has ended for good."""
+        """Restart a replica that was killed. Returns whether it has ended for good."""
         if replica.process.returncode == -signal.SIGKILL and replica.deaths:
             replica.start()
             self.say(f"replica {replica.number} is started again (pid {replica.process.pid})")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains as `switchml train` does, again and again, and kills the aggregator (kill -9) at a random moment of each run.
-Prints a table: how many runs finished, and how many with the parameters of the undisturbed run, bit for bit.
+"""Train repeatedly as `switchml train` does, and kill the aggregator (kill -9) at a random moment of each run. Prints a
+table: how many runs finished, and how many with the parameters of the undisturbed run, bit for bit.
 
     scripts/experiments/failover.py --runs 30                            # a software aggregator and a standby, by UDP
     scripts/experiments/failover.py --runs 30 --transport shm --restart  # no standby: it is started again
@@ -26,8 +26,8 @@ from switchml.errors import SwitchMLError
 
 
 class Killed:
-    """An aggregator that dies at a moment of `chooser`'s, and with `restarts` is started again at the same address.
-    `switch_alone`: its switch dies, and its control plane lives."""
+    """An aggregator that is killed at a random moment, drawn from `chooser`, and with `restarts` is restarted at the
+    same address. `switch_alone`: only its switch is killed, not its control plane."""
 
     def __init__(
         self, kind: str, settings: TrainingSettings, chooser: random.Random, restarts: bool, switch_alone: bool
@@ -72,7 +72,8 @@ class Killed:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs: a switch runs beside its control plane."""
+    """All descendant processes of a process, children after their own descendants: a switch is a child of its control
+    plane."""
     children = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -81,7 +82,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def train(settings: TrainingSettings, kind: str, chooser: random.Random, restarts: bool, switch_alone: bool) -> str:
-    """The parameters' checksum after a run with a death, or what went wrong. Raises AssertionError if nobody died."""
+    """Return the parameters' checksum after a run with a kill, or an error's text. Raises AssertionError if nothing was
+    killed."""
     with contextlib.ExitStack() as running:
         first = Killed(kind, settings, chooser, restarts, switch_alone)
         running.callback(first.stop)
@@ -110,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.switch_alone and options.aggregator == "software":
         parser.error("--switch-alone: a software aggregator has no switch; expected --aggregator p4 or bmv2")
-    os.environ.setdefault("SWITCHML_FAILOVER_TIMEOUT", "60s")  # a busy machine starts an aggregator slowly
+    os.environ.setdefault("SWITCHML_FAILOVER_TIMEOUT", "60s")  # Starting an aggregator is slow on a busy machine
     transport = options.transport if options.aggregator == "software" else "frames"
     settings = TrainingSettings(options.ranks, options.steps, 32, 0.05, 1, transport=transport, backends=("switchml",))
     calm = ChildAggregator(command=command_of(options.aggregator, options.ranks))

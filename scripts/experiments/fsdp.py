@@ -1,14 +1,14 @@
-"""A transformer under torch's fully_shard over slow links: a step through the aggregator beside one over Gloo, and
-beside what the emulator predicts.
+"""A transformer under torch's fully_shard over slow links: steps through the aggregator compared with steps over Gloo
+and with the emulator's prediction.
 
     sudo python scripts/experiments/fsdp.py [--hosts 8] [--rate 100mbit] [--loss 0.01] [--layers 4] [--json]
 
-Each rank is a host of its own, in a network namespace; the aggregator is in the switch's place. Every layer is a unit
-that is gathered, forward and again backward, and whose gradients are scattered. Steps over Gloo and over the aggregator
-take turns in the same processes, with models that start from the same weights. "ahead": a unit is gathered while the
-one before it computes and scatters its gradients (`FSDPModule._set_unshard_async_op`), as it is on GPUs; without it,
-torch waits for each collective of CPU tensors. The batch is small, so that all ranks fit on few cores. The emulator
-gets the times of a layer's passes, measured without collectives in all ranks at once.
+Each rank is a host in its own network namespace; the aggregator takes the switch's place. Every layer is an FSDP unit:
+all-gathered in the forward and again in the backward pass, with its gradients reduce-scattered. Steps over Gloo and
+over the aggregator alternate in the same processes, with models that start from the same weights. "ahead": a unit is
+gathered while the previous one computes and scatters its gradients (`FSDPModule._set_unshard_async_op`), as on GPUs;
+without it, torch waits for each collective of CPU tensors. The batch is small, so that all ranks fit on few cores. The
+emulator gets the times of a layer's passes, measured without collectives in all ranks at once.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ AHEAD = {"ahead": True, "one by one": False}
 WARM_UP = 1
 LEARNING_RATE = 0.01
 MOST_DIFFERENCE = 1e-4
-"""Between losses of both trainings, whose sums are rounded differently."""
+"""Maximum difference between the losses of both trainings, whose sums are rounded differently."""
 
 
 def rank_main(plan: dict[str, Any]) -> dict[str, Any]:
-    """One rank: each step's seconds and losses by backend and by AHEAD."""
+    """Run one rank. Returns the seconds and losses of each step by backend and by AHEAD."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -62,7 +62,7 @@ def rank_main(plan: dict[str, Any]) -> dict[str, Any]:
             self.head = nn.Linear(width, plan["words"])
 
         def forward(self, words: torch.Tensor) -> torch.Tensor:
-            """The loss of guessing each word from the one before it."""
+            """The loss of predicting each word from the previous one."""
             x = self.embedding(words[:, :-1])
             for layer in self.layers:
                 x = layer(x)
@@ -120,7 +120,7 @@ def rank_main(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float, folder: Path) -> float:
-    """Seconds of a step with units gathered ahead by `switchml emulate --zero 3 --allreduce switchml`."""
+    """Seconds of a step with units gathered ahead, as predicted by `switchml emulate --zero 3 --allreduce switchml`."""
     forward, backward = (1e9 * sum(each) / len(each) for each in zip(*(one["layer_s"] for one in found), strict=True))
     each = found[0]["layer_parameters"]
     rest = found[0]["parameters"] - plan["layers"] * each
@@ -149,7 +149,7 @@ def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float
 
 
 def row_of(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the slowest rank's steps, and of the ratios in pairs."""
+    """Medians of the slowest rank's step times, and of the ratios of paired steps."""
     times = {
         backend: [max(step) for step in zip(*(one["seconds"][name][backend] for one in found), strict=True)]
         for backend in (GLOO, SWITCHML)

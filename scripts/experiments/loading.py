@@ -1,16 +1,16 @@
-"""Loading over a slow link: torch's DataLoader beside PlannedLoader, and what the emulator predicts.
+"""Loading over a slow link: torch's DataLoader, PlannedLoader, and the emulator's prediction.
 
     sudo python scripts/experiments/loading.py [--rate 200mbit] [--latency 10ms] [--samples 4000] [--json] [--plot FILE]
     sudo python scripts/experiments/loading.py --against litdata
 
-An HTTP server in one network namespace has the samples as one .npy file; all ranks are in another, behind a link of
-`--rate`. The server waits `--latency` before each answer, as object stores do. Ranks only load: nothing trains. The
-plain loader keeps nothing, so each of its epochs is like the first, and one is measured.
+An HTTP server in one network namespace serves the samples as one .npy file; all ranks are in another, behind a link of
+`--rate`. The server waits `--latency` before each response, as object stores do. Ranks only load; they don't train. The
+plain loader caches nothing, so all its epochs are alike, and one is measured.
 
-litdata (`pip install litdata`) reads the same samples as chunks, by the same server, as S3 serves them: with one sample
-in each, so that it shuffles as the plain loader does, and with `--chunk-samples`, beside PlannedLoader with
-`order="blocks"`. Its caches may be as large as PlannedLoader's buffers and windows together. "spread": from how many
-parts of the data set a global batch comes, over what a full shuffle gives.
+litdata (`pip install litdata`) reads the same samples as chunks from the same server, which serves them like S3: with
+one sample per chunk, so that it shuffles as the plain loader does, and with `--chunk-samples`, compared with
+PlannedLoader with `order="blocks"`. Its caches may be as large as PlannedLoader's buffers and windows together.
+"spread": the number of parts of the data set that a global batch comes from, relative to a full shuffle.
 """
 
 from __future__ import annotations

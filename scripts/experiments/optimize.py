@@ -3,12 +3,12 @@
     sudo python scripts/experiments/optimize.py [--ranks 4] [--rate 100mbit] [--allow buckets] [--json]
 
 Hosts are network namespaces around a switch (emulator/networks/testbed/star.py), one rank of the MLP of
-scripts/examples/ddp_models.py in each; the software aggregator sits in the switch. The script is traced with DDP's
-defaults over Gloo, and the optimizer searches for settings with each set of allowed passes; then runs with these
-settings and with the defaults alternate.
+scripts/examples/ddp_models.py in each; the software aggregator runs in the switch's namespace. The script is traced
+with DDP's defaults over Gloo, and the optimizer searches for settings with each set of allowed passes; then runs with
+these settings and with the defaults alternate.
 
-All hosts share this machine's cores, which the predictions ignore. So layers pause for the time of an accelerator;
-`--device-time 0s --micro-batch 1024` runs without pauses.
+All hosts share this machine's cores, which the predictions ignore. So layers sleep for the time of an accelerator;
+`--device-time 0s --micro-batch 1024` runs without sleeping.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Hosts:
         self.port = FIRST_PORT
 
     def run(self, **environment: str) -> None:
-        """Raises JobError if a rank fails."""
+        """Run the script once. Raises JobError if a rank fails."""
         self.port += 1
         common = os.environ | {
             "WORLD_SIZE": str(len(self.star.hosts)),
@@ -89,7 +89,7 @@ class Hosts:
                 process.kill()
 
     def step_s(self, settings: Path | None = None) -> float:
-        """Median seconds of a step."""
+        """Run the script and return the median seconds of a step."""
         with tempfile.TemporaryDirectory() as folder:
             self.run(**{STEP_TIMES: folder}, **({SETTINGS: str(settings)} if settings else {}))
             return median_step_s(Path(folder))
@@ -132,7 +132,7 @@ def main(
     keep: Path | None,
     as_json: bool,
 ) -> None:
-    """Predicted and measured speed-ups of optimized settings, on links of limited rate."""
+    """Compare predicted and measured speed-ups of optimized settings on rate-limited links."""
     arguments = ["--model", "mlp", "--steps", str(max(steps, TRACED[1] + 2)), "--layers", str(layers)]
     arguments += ["--width", str(width), "--micro-batch", str(batch_size), "--device-time", str(device_time)]
     with contextlib.ExitStack() as stack:

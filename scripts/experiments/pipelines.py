@@ -1,10 +1,10 @@
-"""Schedules of a pipeline over slow links: AxoNN's beside torch's 1F1B and GPipe, and what the emulator predicts.
+"""Pipeline schedules over slow links: AxoNN's compared with torch's 1F1B and GPipe, and with the emulator's prediction.
 
     sudo python scripts/experiments/pipelines.py [--rate 100mbit] [--slow-stage 0] [--micro-batches 16] [--plot FILE]
 
-Each rank is a host of its own, in a network namespace; the aggregator is in the switch's place. A stage is two linear
-layers, and a pause for each pass in the place of what an accelerator computes meanwhile, so that all ranks fit on few
-cores; everything else is what training does. The emulator gets the times of each stage's passes, measured alone.
+Each rank is a host in its own network namespace; the aggregator takes the switch's place. A stage is two linear layers,
+and a pause in each pass for an accelerator's compute time, so that all ranks fit on few cores; everything else is real
+training. The emulator gets the times of each stage's passes, measured alone.
 """
 
 from __future__ import annotations

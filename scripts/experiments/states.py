@@ -1,9 +1,9 @@
-"""Counts what weights, gradients and optimizer states take on the device, from storage to storage in real steps: Adam
-in mixed precision, Adam with its states on the host (AxoNN), and with 90 % of the weights pruned (SAMO).
+"""Count the device memory of weights, gradients and optimizer states, per storage in real steps: Adam in mixed
+precision, Adam with its states on the host (AxoNN), and with 90 % of the weights pruned (SAMO).
 
     python scripts/experiments/states.py [--bucket-share 0.008] [--pruned 0.9] [--json]
 
-The model has 24 linear layers of 512 x 512 in bfloat16. What the formulas of `switchml emulate` say stands beside.
+The model has 24 linear layers of 512 x 512 in bfloat16. The table also shows the formulas of `switchml emulate`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from switchml.cli.options import option
 from switchml.tables import Table, number, show, text
 
 ADAM_BYTES = 20.0
-"""Of a parameter: weight and gradient in half precision, master weight and its gradient, two moments (Singh and
+"""Bytes per parameter: weight and gradient in half precision, master weight and its gradient, two moments (Singh and
 Bhatele, IPDPS 2022)."""
 
 
 class MixedPrecisionAdam:
-    """torch.optim.AdamW on float32 copies of half-precision weights, as mixed precision has it."""
+    """torch.optim.AdamW on float32 copies of half-precision weights, as in mixed-precision training."""
 
     def __init__(self, model: torch.nn.Module):
         self._weights = list(model.parameters())
@@ -47,12 +47,12 @@ class MixedPrecisionAdam:
                 weight.copy_(master)
 
     def states(self) -> Iterator[torch.Tensor]:
-        """What was there before the first step."""
+        """The states that exist before the first step."""
         yield from self._masters
 
 
 def measured(bucket_share: float, share: float) -> list[dict[str, object]]:
-    """Rows of `name`, `bytes_per_parameter` at the highest point of two steps, and `formula`."""
+    """Rows of `name`, `bytes_per_parameter` at the peak of two steps, and `formula`."""
     bucket = int(bucket_share * PARAMETERS)
     plain, offloaded, left = network(LAYERS), network(LAYERS), network(LAYERS)
     adam, left_adam = MixedPrecisionAdam(plain), PrunedAdam(pruned(left, share))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains a small network with one slow rank, once waiting for it and once not (host_agent/stragglers.py), and shows
-how soon each gets how accurate. Computing is a pause, so that processors which other work keeps busy matter little.
+"""Train a small network with one slow rank, once waiting for it and once not (host_agent/stragglers.py), and show the
+accuracy of each over time. Compute is simulated by sleeping, so that other load on the processors matters little.
 
     scripts/experiments/stragglers.py
     scripts/experiments/stragglers.py --stopped
@@ -29,7 +29,7 @@ LONG_S = 3000.0
 
 @dataclass
 class Outcome:
-    """Of one training: rank 0's accuracy after each step, and how much of the rounds has the last rank in it."""
+    """Result of one training: rank 0's accuracy after each step, and the share of rounds that include the last rank."""
 
     times_s: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Outcome:
 
 
 class Network:
-    """Two layers over the digits; all parameters in one array."""
+    """A network of two layers for the digits, with all parameters in one array."""
 
     def __init__(self):
         images, labels = load_digits()
@@ -72,7 +72,7 @@ class Network:
 
 @contextlib.contextmanager
 def stopped(agent):
-    """While the whole process would be stopped, not its program alone."""
+    """Pause the agent inside the context, as if its whole process were stopped, not just its program."""
     agent.pause()
     try:
         yield
@@ -81,7 +81,7 @@ def stopped(agent):
 
 
 def train(options, address: str, waits: bool) -> Outcome:
-    """One training; its ranks are threads."""
+    """Train once, with ranks as threads."""
     outcome, began = Outcome(), 0.0
     ready = threading.Barrier(options.ranks)
 
@@ -109,7 +109,7 @@ def train(options, address: str, waits: bool) -> Outcome:
                     if rank == 0:
                         outcome.times_s.append(time.monotonic() - began)
                         outcome.accuracy.append(network.accuracy())
-            ready.wait()  # nobody leaves before all have their last result
+            ready.wait()  # No rank leaves before all have their last result
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(options.ranks)]
     for thread in threads:

@@ -1,3 +1,3 @@
-"""Measurements for `switchml bench`: all-reduces on this machine beside Gloo's (allreduce.py, ranks/), what the machine
-could do at most (limits.py), and the results as a table or JSON (report.py) or a picture (plot.py).
+"""Measurements for `switchml bench`: all-reduces on this machine compared with Gloo's (allreduce.py, ranks/), the
+machine's upper limit (limits.py), and the results as a table or JSON (report.py) or a plot (plot.py).
 """

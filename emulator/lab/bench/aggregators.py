@@ -1,4 +1,4 @@
-"""What `switchml bench aggregators` measures: the same all-reduce through every aggregator there is, in one run."""
+"""Measurement of `switchml bench aggregators`: the same all-reduce through every available aggregator, in one run."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -18,7 +18,8 @@ from switchml.tables import Table, number, show, text
 
 @dataclass(frozen=True)
 class Comparison:
-    """`targets`: of the aggregators, by name; `transports`: how ranks reach them. Neither has Gloo."""
+    """Result of `measure`. `targets`: the aggregators, by name; `transports`: the transport to each. Gloo is in
+    neither."""
 
     measurement: Measurement
     targets: dict[str, Target]
@@ -34,10 +35,10 @@ def measure(
     warmup: int,
     report: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """All-reduce `size_bytes` through each of `backends` (GLOO and AGGREGATORS), in turns: all ranks have joined all of
-    them. Idle aggregators cost nothing: they sleep.
+    """All-reduce `size_bytes` through each of `backends` (GLOO and AGGREGATORS), alternating: all ranks have joined all
+    of them. Idle aggregators use no CPU: they sleep.
 
-    Raises ConfigError for one that cannot be started, JobError or RanksDisagree if a result is wrong."""
+    Raises ConfigError for an aggregator that cannot be started, JobError or RanksDisagree if a result is wrong."""
     if len(set(backends)) < len(backends) or not backends:
         raise ConfigError(f"aggregators {', '.join(backends) or 'none'}: expected each of them once")
     case = Case((size_bytes // ITEM_BYTES,), False, repeats, warmup)
@@ -55,7 +56,7 @@ def measure(
 
 
 def as_json(found: Comparison, workers: int) -> dict[str, Any]:
-    """Times in seconds, algbw and busbw in 10^9 bytes a second as nccl-tests has them."""
+    """JSON object of the results: times in seconds, algbw and busbw in 10^9 bytes/s as defined by nccl-tests."""
     measurement, rows = found.measurement, []
     first, *_ = measurement.tallies.values()
     for name, tally in measurement.tallies.items():
@@ -77,7 +78,7 @@ def as_json(found: Comparison, workers: int) -> dict[str, Any]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """What `as_json` returned, on stdout."""
+    """Print the result of `as_json` as a table on stdout."""
     first = result["results"][0]["aggregator"]
     table = Table(
         [

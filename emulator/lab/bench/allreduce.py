@@ -1,8 +1,8 @@
-"""What `switchml bench allreduce` measures: an aggregator and the ranks as processes of this machine, repeat after
-repeat.
+"""Measurement of `switchml bench allreduce`: an aggregator and the ranks as processes of this machine, over several
+repeats.
 
-Switchml and Gloo take turns in the same processes, and all ranks stand ready before each repeat, so the two times of a
-pair saw much the same machine: the ratio of each pair means something where a time alone does not.
+Switchml and Gloo alternate in the same processes, and all ranks are ready before each repeat. The two times of a pair
+are therefore measured under similar machine load, and their ratio is more meaningful than either time.
 """
 
 import contextlib
@@ -29,28 +29,28 @@ from switchml.protocol.sizes import AGENT_WIRES, EXACT
 
 REACHABLE_S = 5.0
 AGGREGATORS = ("software", "p4", "bmv2", "p4-lanes", "bmv2-lanes")
-"""What we can start: the software aggregator, our P4 switch and BMv2's simple_switch, each with the program that adds
-64 lanes at once, or with the one that has a register for each lane."""
+"""Aggregators that can be started: the software aggregator, the project's P4 switch and BMv2's simple_switch, each of
+the two switches with the program that adds 64 lanes at once or with the one that has a register for each lane."""
 _LANES_PAYLOAD_BYTES = 256
 COUNTERS = ("sent", "received", "retransmitted", "spurious", "waits", "refused", "repeats")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One case, by backend."""
+    """Measurements of one case, by backend."""
 
     case: Case
     tallies: dict[str, Tally]
 
     @property
     def aggregator(self) -> dict[str, float]:
-        """What the aggregator's process used in a repeat of switchml, on average, as `Tally.usage`; empty if it is not
-        ours."""
+        """Resources that the aggregator process used in a repeat of switchml, on average, as in `Tally.usage`; empty if
+        the aggregator was not started by this run."""
         tally = self.tallies[SWITCHML]
         return {name: total / len(tally.seconds) for name, total in tally.surveyed.get("aggregator", {}).items()}
 
     def seconds(self, backend: str) -> list[float]:
-        """Of one call on the slowest rank, for each repeat."""
+        """Seconds per call on the slowest rank, for each repeat."""
         return [seconds / self.case.calls for seconds in self.tallies[backend].seconds]
 
     def median_s(self, backend: str) -> float:
@@ -61,26 +61,26 @@ class Measurement:
         return ratios(self.tallies[backend], self.tallies[SWITCHML]) if backend in self.tallies else []
 
     def elements_per_s(self, backend: str) -> float:
-        """From the median time."""
+        """Elements per second, from the median time."""
         return self.case.size_bytes / self.case.item / self.median_s(backend)
 
     def gigabytes_per_s(self, backend: str) -> float:
-        """nccl-tests' algbw: bytes of the tensor over time, in 10^9 bytes a second."""
+        """nccl-tests' algbw: bytes of the tensor over the median time, in 10^9 bytes/s."""
         return self.case.size_bytes / self.median_s(backend) / 1e9
 
     @property
     def packets(self) -> dict[str, int]:
-        """Of all ranks in all of switchml's repeats."""
+        """Packet counters, summed over all ranks and all of switchml's repeats."""
         return self.tallies[SWITCHML].packets(*COUNTERS)
 
     def processor_s(self, backend: str) -> float:
-        """User and system time of one rank in one repeat."""
+        """User plus system CPU seconds of one rank in one repeat."""
         usage = self.tallies[backend].mean_usage
         return usage["user_s"] + usage["system_s"]
 
     @property
     def packets_to_int32(self) -> float:
-        """How many packets exact sums take for each that int32 takes, retransmissions excluded."""
+        """Ratio of packets sent for exact sums to packets sent with the int32 wire, retransmissions excluded."""
         sent = [tally.packets("sent", "retransmitted") for tally in (self.tallies[SWITCHML], self.tallies[INT32])]
         exact, int32 = (counts["sent"] - counts["retransmitted"] for counts in sent)
         return exact / int32
@@ -88,8 +88,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `transport`: the one that the agents chose. `longest`: elements of the longest tensor; shorter ones
-    are its beginning. `background`: busy processes that ran meanwhile."""
+    """Result of a whole run. `transport`: the one that the agents chose. `longest`: elements of the longest tensor;
+    shorter tensors are prefixes of it. `background`: number of busy processes that ran during the measurement."""
 
     workers: int
     transport: str
@@ -103,7 +103,7 @@ class Report:
     calls: Calls = AGENTS
 
     def union_density(self, measurement: Measurement) -> float:
-        """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
+        """Share of blocks that are non-zero on at least one rank, in a tensor of this case; 1 without sparsity."""
         return union_of_case(self.sparsity, self.workers, self.longest, measurement.case)
 
 
@@ -123,10 +123,10 @@ def measure(
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
-    HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
-    that, dense. `authenticate`: packets carry tags and, in turn with that, none. With the wire "exact", int32 is
-    measured in turn with it. `background`: processes that compute without end while the ranks reduce. `calls`: of
-    torch, only dense sums without tags.
+    HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors, which are reduced sparse and, alternating
+    with that, dense. `authenticate`: packets carry authentication tags and, alternating with that, none. With the wire
+    "exact", int32 is measured too, alternating. `background`: number of busy-looping processes while the ranks reduce.
+    `calls`: torch supports only dense sums without tags.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
@@ -160,14 +160,14 @@ def measure(
 
 
 def check_choice(transport: str, wire: str) -> None:
-    """Raises ConfigError if the agent does not offer this transport or this wire."""
+    """Raises ConfigError if the agent does not support this transport or wire format."""
     for name, value, offered in (("transport", transport, TRANSPORTS), ("wire", wire, AGENT_WIRES)):
         if value not in offered:
             raise ConfigError(f"--{name} {value}: the agent offers {', '.join(offered)}")
 
 
 def check_torch(backends: Sequence[str], calls: Calls = AGENTS) -> None:
-    """Raises ConfigError if torch is to be measured, and it or its GPU is missing."""
+    """Raises ConfigError if torch is to be measured but torch or its GPU is missing."""
     if calls.needs_torch(backends) and importlib.util.find_spec("torch") is None:
         otherwise = "" if calls.api == "torch" else ", or say --against none"
         raise ConfigError(f"measuring torch's calls needs torch: pip install 'switchml[torch]'{otherwise}")
@@ -181,8 +181,8 @@ def check_torch(backends: Sequence[str], calls: Calls = AGENTS) -> None:
 def start_aggregator(
     aggregator: str, workers: int, transport: str, stack: contextlib.ExitStack
 ) -> tuple[ChildAggregator | None, Callable[[], Target]]:
-    """Start one of AGGREGATORS, or check that HOST:PORT is there. Returns the process, if it is ours, and a function
-    that waits until it is ready. Raises ConfigError, JoinError."""
+    """Start one of AGGREGATORS, or check that HOST:PORT accepts connections. Returns the process, or None if it was not
+    started here, and a function that waits until the aggregator is ready. Raises ConfigError, JoinError."""
     if aggregator not in AGGREGATORS:
         _check_reachable(aggregator)
         return None, lambda: Target(aggregator, transport)
@@ -193,24 +193,25 @@ def start_aggregator(
 
 
 def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: Case) -> float:
-    """Share of blocks that some rank has in a case's part of a tensor of `longest`; 1 without sparsity."""
+    """Share of blocks that are non-zero on at least one rank, in a case's part of a tensor of `longest` elements; 1
+    without sparsity."""
     return sparsity.union_density(workers, longest, case.elements) if sparsity else 1.0
 
 
 def backends_of(
     sparsity: Sparsity | None, against: str | None, authenticate: bool = False, wire: str = INT32
 ) -> tuple[str, ...]:
-    """What takes turns."""
+    """The backends that alternate in each repeat."""
     others = (DENSE,) if sparsity else (PLAIN,) if authenticate else (INT32,) if wire == EXACT else ()
     return (SWITCHML, *others, *((against,) if against else ()))
 
 
 def _usage(pid: int) -> Survey:
-    """user_s, system_s and context switches of the aggregator since its start. Raises AggregatorLost."""
+    """user_s, system_s and context switches of the aggregator process since its start. Raises AggregatorLost."""
     try:
         process = psutil.Process(pid)
         times, switches = process.cpu_times(), [0, 0]
-        for task in Path(f"/proc/{pid}/task").iterdir():  # /proc/PID/status itself tells of the first thread only
+        for task in Path(f"/proc/{pid}/task").iterdir():  # /proc/PID/status counts the first thread only
             for line in (task / "status").read_text().splitlines()[-2:]:
                 switches["nonvoluntary" in line] += int(line.split()[1])
     except (psutil.Error, OSError):
@@ -220,7 +221,7 @@ def _usage(pid: int) -> Survey:
 
 
 def _check_reachable(address: str) -> None:
-    # The ranks would wait for an aggregator that is about to start; a benchmark's is there or is mistyped.
+    # Ranks retry while an aggregator starts; here it must already be running, or its address is mistyped.
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACHABLE_S).close()
@@ -229,7 +230,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_memory(elements: int, workers: int) -> None:
-    # Inputs and exact sums once; a rank's tensor, and as much again for what Gloo keeps of it.
+    # Inputs and exact sums once; each rank's tensor, and as much again for Gloo's buffers.
     needed, available = (12 + 8 * workers) * elements, psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Processes that only compute, for measurements on cores that others use too."""
+"""CPU-bound background processes, for measurements on shared cores."""
 
 import contextlib
 import subprocess
@@ -12,12 +12,12 @@ while os.getppid() == parent:
     for _ in range(1_000_000):
         pass
 """
-"""Ends with whoever has started it, even if that is killed."""
+"""Script of a busy process: loops until its parent ends, even if the parent is killed."""
 
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """`count` processes that keep a core busy each, as far as there are cores."""
+    """Start `count` processes that each keep a core busy, as far as there are cores."""
     with contextlib.ExitStack() as stack:
         started = []
         for _ in range(count):

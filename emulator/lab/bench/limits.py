@@ -1,13 +1,14 @@
-"""What this machine could all-reduce at most: the cost of each step, measured alone, added up for all ranks and cores.
+"""Upper limit of all-reduce throughput on this machine: the cost of each step, measured alone, summed over all ranks
+and divided by the cores.
 
 For every element, each of n ranks scans its block for the exponent, quantizes it to a big-endian lane, sends it,
-receives the sum and decodes it; the aggregator receives n lanes, adds them and sends n. What a step costs one core is
-measured here with the very kernels that do it, on a tensor that lies in memory and packets that lie in cache, as in a
-real run. Left out is all else: the slot rules, window and timers, waking up, packets that meet no listener.
+receives the sum and decodes it; the aggregator receives n lanes, adds them and sends n. The cost of a step on one core
+is measured with the kernels that the agents use, on a tensor in memory and packets in cache, as in a real run.
+Everything else is left out: slot rules, window and timers, wake-ups, packets that no process waits for.
 
-What carries the lanes decides the cost of sending and receiving. udp: trains of packets over loopback, with
-segmentation and receive offload where the kernel has them. zmq: bytes through a stream socket, which is the least that
-ZeroMQ does. shm: nothing, as packets are read where they were written.
+The transport determines the cost of sending and receiving. udp: trains of packets over loopback, with segmentation and
+receive offload where the kernel supports them. zmq: bytes through a stream socket, a lower bound for ZeroMQ. shm: zero,
+as packets are read where they were written.
 """
 
 import contextlib
@@ -31,20 +32,21 @@ PACKET_BYTES = HEADER_BYTES + PAYLOAD_BYTES
 FORMATS = {"int32": fixedpoint.FLOAT32, "int16": fixedpoint.FLOAT32_INT16, "int8": fixedpoint.FLOAT32_INT8}
 
 _SOURCE_BYTES = 32 << 20
-"""More than fits a second-level cache."""
+"""Size of the source tensor; larger than a second-level cache."""
 _PACKETS = 240
-"""In a round: four trains of 60, which fit any socket's default buffer."""
+"""Packets per round: four trains of 60, which fit any socket's default buffer."""
 _ROUNDS = 400
-"""Of some 50 µs each; the median counts, so that a round in which another process had the core does not."""
+"""Rounds of about 50 µs each. The median is used, so rounds in which another process had the core don't count."""
 _STREAM_BYTES = 64 << 10
 _SCAN, _ENCODE, _ADD, _DECODE, _COPY = range(5)
 _EXPONENT = 4
-"""Of the blocks' scale: standard normal values are below 16."""
+"""Exponent of the blocks' scale: standard normal values are below 16."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Nanoseconds of one core for one element of the tensor, and what they add up to for `workers` ranks on `cores`."""
+    """CPU nanoseconds per element of the tensor for each step, and the resulting limit for `workers` ranks on `cores`
+    cores."""
 
     workers: int
     cores: int
@@ -57,35 +59,35 @@ class Limit:
     add: float
     decode: float
     copy: float
-    """For comparison only: reading and writing four bytes of a tensor in memory."""
+    """For comparison only: copying four bytes of a tensor in memory."""
 
     @property
     def rank_ns(self) -> float:
-        """One rank, one element."""
+        """CPU nanoseconds per element on one rank."""
         return self.scan + self.encode + self.send + self.receive + self.decode
 
     @property
     def aggregator_ns(self) -> float:
-        """The aggregator, one element of every rank."""
+        """CPU nanoseconds on the aggregator for one element of every rank."""
         return self.workers * (self.receive + self.add + self.send)
 
     @property
     def together_ns(self) -> float:
-        """All ranks and the aggregator, one element."""
+        """CPU nanoseconds per element on all ranks and the aggregator together."""
         return self.workers * self.rank_ns + self.aggregator_ns
 
     @property
     def elements_per_s(self) -> float:
-        """With all cores busy all the time; no faster than a rank is on a core of its own."""
+        """Elements per second with all cores always busy, and at most the rate of one rank on its own core."""
         return 1e9 * min(self.cores / self.together_ns, 1 / self.rank_ns)
 
     def terms(self) -> dict[str, float]:
-        """Name → nanoseconds an element."""
+        """Nanoseconds per element, by name."""
         names = ("scan", "encode", "send", "receive", "add", "decode", "copy")
         return {name: getattr(self, name) for name in names} | {"rank": self.rank_ns, "aggregator": self.aggregator_ns}
 
     def explain(self) -> list[str]:
-        """The formula with its numbers, for people."""
+        """The formula with its numbers, as lines of text."""
         terms = {name: f"{value:.3f}" for name, value in self.terms().items()}
         return [
             f"What this machine could do, ns of one core an element ({self.transport}, {self.wire}):",
@@ -119,8 +121,8 @@ def _timed_work(
     room: int,
     times: np.ndarray,
 ) -> int:
-    """Fill `times` int64[rounds] with the nanoseconds that one step takes for _PACKETS blocks of float32 `source`, each
-    round further on in it. `packets`, `sums`: uint8[_PACKETS, 1024]."""
+    """Fill `times` int64[rounds] with the nanoseconds that one step takes for _PACKETS blocks of float32 `source`; each
+    round continues where the previous one ended. `packets`, `sums`: uint8[_PACKETS, 1024]."""
     lanes = PAYLOAD_BYTES // lane_bytes
     blocks = source.size // lanes
     used = fixedpoint.canonical(_EXPONENT - CODE_BIAS, fmt)
@@ -151,7 +153,7 @@ def _timed_work(
 
 
 def _arithmetic(step: int, wire: str, workers: int) -> float:
-    """Nanoseconds an element of one step."""
+    """Nanoseconds per element of one step."""
     values = np.random.default_rng(1).standard_normal(_SOURCE_BYTES // 4, np.float32)
     packets, sums = np.zeros((2, _PACKETS, PAYLOAD_BYTES), np.uint8)
     fmt, lane_bytes = FORMATS[wire], LANE_BYTES[wire]
@@ -165,7 +167,8 @@ def _arithmetic(step: int, wire: str, workers: int) -> float:
 
 @kernel
 def _trains(sender: Any, receiver: Any, outgoing: Any, incoming: Any, times: np.ndarray) -> None:
-    """Send _PACKETS and receive them, once a row of `times` float64[rounds, 2]: nanoseconds a packet, each way."""
+    """Send and receive _PACKETS packets for each row of `times` float64[rounds, 2]: nanoseconds per packet, to send and
+    to receive."""
     clock = np.zeros(8, np.int64)
     for r in range(times.shape[0]):
         started = libc.now_ns(clock)
@@ -182,7 +185,7 @@ def _trains(sender: Any, receiver: Any, outgoing: Any, incoming: Any, times: np.
 
 
 def _datagrams() -> tuple[float, float]:
-    """Nanoseconds a payload byte to send and to receive over UDP loopback."""
+    """Nanoseconds per payload byte to send and to receive over UDP loopback."""
     with contextlib.ExitStack() as stack:
         sender, receiver = (stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2))
         for sock in (sender, receiver):
@@ -202,7 +205,8 @@ def _datagrams() -> tuple[float, float]:
 
 
 def _stream() -> tuple[float, float]:
-    """The same through a connected pair of stream sockets, whose buffers hold what is sent before it is received."""
+    """Nanoseconds per byte to send and to receive over a connected pair of stream sockets, whose buffers hold all that
+    is sent before it is received."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         data, buffer = bytes(_STREAM_BYTES), bytearray(_STREAM_BYTES)

@@ -1,5 +1,5 @@
-"""How many settings a search tries a minute: with Optuna, its slowest method; changes and replay alone; and these on
-the job without coarsening, for comparison.
+"""Benchmark of the what-if search: settings tried per minute with Optuna, the slowest search method; changes and replay
+alone; and both on the job without coarsening, for comparison.
 """
 
 import time
@@ -23,12 +23,12 @@ from emulator.traces.whatif.gradients import gradients
 ALONE = 200
 """Settings that are timed without a search."""
 OPS_A_GRADIENT = 12
-"""Forward, backward and the optimizer's, on each rank."""
+"""Ops per gradient on each rank: forward, backward and the optimizer's."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Rates of one core."""
+    """Results on one core."""
 
     ops: int
     ranks: int
@@ -40,11 +40,11 @@ class Measured:
     whole_per_minute: float
 
     def to_json(self) -> dict[str, float]:
-        """The fields."""
+        """The fields as a dict."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The results as lines of text."""
         return [
             f"{self.ops:,} ops of {self.ranks} ranks, {self.gradients} gradients; coarsened {self.coarse_ops:,} ops",
             f"{'settings tried a minute':<32}{self.settings_per_minute:>14,.0f}  ({self.trials} by Optuna)",
@@ -54,7 +54,7 @@ class Measured:
 
 
 def measure(joined: Joined, trials: int) -> Measured:
-    """Of a prepared job; kernels are compiled before."""
+    """Measure on a prepared job; kernels are compiled before timing."""
     machine = Machine.of(joined)
     sizes = gradients(joined).bytes
     rng = np.random.default_rng(0)
@@ -95,8 +95,8 @@ def measure(joined: Joined, trials: int) -> Measured:
 
 
 def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
-    """A data-parallel iteration of `count` gradients on ranks that all differ a little, DDP's default buckets, 100 MB
-    in all over a slow network."""
+    """A data-parallel iteration of `count` gradients on ranks with slightly different durations: DDP's default buckets,
+    100 MB in all, over a slow network."""
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(0, 1.5, count)
     sizes *= 100e6 / sizes.sum()

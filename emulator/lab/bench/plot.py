@@ -1,4 +1,4 @@
-"""The picture of `switchml bench allreduce`: time and bandwidth against size."""
+"""Plot of `switchml bench allreduce`: time and bandwidth against size."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from switchml.pages.panels import Curves
 
 
 def draw(report: Report, limit: Limit | None, path: Path) -> None:
-    """Write the picture, with a line for each backend. Overlapped cases are not part of a line. Raises ConfigError."""
+    """Write the plot, with a line for each backend. Overlapped cases are left out. Raises ConfigError."""
     title = f"All-reduce of {report.workers} ranks, transport {report.transport}, {report.wire} lanes"
     measurements = sorted(
         (one for one in report.measurements if not one.case.overlapped), key=lambda one: one.case.size_bytes

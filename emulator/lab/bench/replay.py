@@ -1,6 +1,6 @@
-"""What `switchml bench replay` measures: ops a second of the compiled engines and of the plain simpy writing, on one
-kind of job: an iteration of GPT-3 with tensor, pipeline (1F1B, full recomputation) and data parallelism, as
-`switchml emulate` plays it. `competing` makes its ops compete for streams, links and memory.
+"""Measurement of `switchml bench replay`: ops/s of the compiled engines and of a plain simpy implementation, on an
+iteration of GPT-3 with tensor, pipeline (1F1B, full recomputation) and data parallelism, as in `switchml emulate`.
+`competing` makes its ops compete for streams, links and memory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
 
 OPS_A_LAYER = 12
-"""Of a micro-batch on each rank: forward, recomputation and backward, each attention and MLP with their all-reduces."""
+"""Ops per layer and micro-batch on each rank: forward, recomputation and backward, each attention and MLP with their
+all-reduces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How the bench's job is laid out; the default is GPT-3 175B on 1024 accelerators."""
+    """Parallelism and size of the benchmark's job; the default is GPT-3 175B on 1024 accelerators."""
 
     tensor: int = 8
     stages: int = 8
@@ -42,7 +43,7 @@ class Shape:
 
     @classmethod
     def of_about(cls, ops: int) -> Shape:
-        """A job of about that many ops: a part of the default one."""
+        """A job of about `ops` ops: a scaled-down default."""
         for tensor, stages, replicas in ((8, 8, 16), (8, 8, 2), (2, 4, 2), (2, 2, 1)):
             shape = cls(tensor=tensor, stages=stages, replicas=replicas, layers=12 * stages, micro_batches=1)
             micro_batches = round(ops / (shape.ranks * 12 * OPS_A_LAYER))
@@ -52,12 +53,12 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        """How many accelerators."""
+        """Number of accelerators."""
         return self.tensor * self.stages * self.replicas
 
 
 def job(shape: Shape, *, folded: bool = False) -> tuple[Graph, Costs]:
-    """Graph and costs of an iteration. `folded`: one rank for each stage stands for all that do the same."""
+    """Graph and costs of an iteration. `folded`: one rank for each stage represents all identical ranks."""
     gpt = models.load("gpt3-175b")
     assert isinstance(gpt, Transformer)
     layout = Job(
@@ -77,8 +78,8 @@ OVERLAP_SLOWDOWN = 0.15
 
 
 def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
-    """The job with everything that needs the event engine: streams of sends and gradients take what is ready, and share
-    one uplink and one downlink for eight ranks, and communication slows compute."""
+    """Add to the job everything that needs the event engine: point-to-point and gradient streams run ready ops first,
+    eight ranks share an uplink and a downlink, and communication slows compute."""
     order = np.where(np.array(graph.streams.name) == "compute", Order.PROGRAM, Order.READY).astype(np.int8)
     crosses = np.array(graph.op_types.name)[graph.transfers.op_type] != "tensor-parallel all-reduce"
     first = graph.groups.ranks[graph.groups.start[graph.transfers.group]]
@@ -101,7 +102,7 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one run; `to_json` names them."""
+    """Results of one run; `to_json` names them."""
 
     ops: int
     ranks: int
@@ -113,11 +114,11 @@ class Measured:
     build_s: float
 
     def to_json(self) -> dict[str, float]:
-        """For `--json`."""
+        """JSON object for `--json`."""
         return {**self.__dict__, "speedup": self.ops_per_s / self.reference_ops_per_s}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The results as lines of text."""
         rates = {
             "nothing competes (sweep)": self.ops_per_s,
             "the same by events (calendar)": self.calendar_ops_per_s,
@@ -129,16 +130,16 @@ class Measured:
 
 
 def _cpu_s(work: Callable[[], object]) -> float:
-    """Seconds of this thread's CPU that `work` takes: the figures are for one core, whatever else the machine does."""
+    """CPU seconds of this thread that `work` takes: independent of other load on the machine."""
     began_s = time.thread_time()
     work()
     return time.thread_time() - began_s
 
 
 def measure(ops: int, *, reference_ops: int = 100_000, repeats: int = 3) -> Measured:
-    """Play a job of about `ops` ops on the engine that `replay` picks for it, on the event calendar, and there with
-    ops that compete, and a smaller one in simpy; the best of `repeats` each, compiled beforehand. Raises
-    AssertionError where simpy comes to another makespan."""
+    """Replay a job of about `ops` ops on the engine that `replay` selects for it, on the event calendar, and there with
+    competing ops, and a smaller one in simpy; the best of `repeats` each, compiled beforehand. Raises AssertionError if
+    simpy's makespan differs."""
     began_s = time.thread_time()
     graph, costs = job(Shape.of_about(ops))
     build_s = time.thread_time() - began_s

@@ -1,8 +1,8 @@
-"""What was measured, as a table with the columns of nccl-tests and as one JSON object.
+"""Measurements as a table with the columns of nccl-tests and as a JSON object.
 
-algbw is bytes of the tensor over time; busbw is algbw times 2(n-1)/n, what each rank's link would carry in a ring
-(nccl-tests, doc/PERFORMANCE.md; other collectives have other factors), so that figures for different n compare. Both in
-10^9 bytes a second. `error` is the largest difference to the exact sum, relative to the largest sum.
+algbw is bytes of the tensor over time; busbw is algbw times 2(n-1)/n, the bandwidth of each rank's link in a ring
+(nccl-tests, doc/PERFORMANCE.md; other collectives have other factors), so that results for different n are comparable.
+Both in 10^9 bytes/s. `error` is the largest difference from the exact sum, relative to the largest sum.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from switchml.terminal import say
 
 
 def busbw_factor(workers: int, collective: str = ALL_REDUCE) -> float:
-    """busbw / algbw. An all-gather and a reduce-scatter at once carry what an all-reduce does."""
+    """busbw / algbw. A concurrent all-gather and reduce-scatter together move as many bytes as an all-reduce."""
     if collective == "broadcast":
         return 1.0
     return (2 if collective in (ALL_REDUCE, FSDP) else 1) * (workers - 1) / workers
@@ -37,7 +37,7 @@ def title(
     dtypes: Sequence[str] = ("float32",),
     calls: Calls = AGENTS,
 ) -> str:
-    """The line above the table."""
+    """Title of the table."""
     others = f", beside {background} busy processes" if background else ""
     elements = f" of {dtypes[0]}" if len(dtypes) == 1 else ""
     what = f"Sum{elements} in place" if collective == ALL_REDUCE else f"{NAMES[collective]}{elements}"
@@ -47,7 +47,7 @@ def title(
 
 
 def _sent_as(wire: str, dtypes: Sequence[str]) -> str:
-    """What elements are in packets."""
+    """Format of the elements on the wire."""
     if wire != AUTO:
         return wire
     names = [dtype if dtype in HALVES else "int32" for dtype in dtypes]
@@ -55,7 +55,7 @@ def _sent_as(wire: str, dtypes: Sequence[str]) -> str:
 
 
 def columns(backends: Sequence[str], dtypes: Sequence[str] = ("float32",)) -> list[Column]:
-    """Of the table, as `cells` fills them. The type is always there where there are several."""
+    """Columns of the table, in the order of `cells`. The type column is never hidden if there are several types."""
     each: dict[str, Callable[[str], Column]] = {
         "time": lambda name: number(f"{name} time", "µs", least=11),
         "algbw": lambda name: number(f"{name} algbw", "GB/s", drop=2, least=7),
@@ -77,7 +77,7 @@ def columns(backends: Sequence[str], dtypes: Sequence[str] = ("float32",)) -> li
 
 
 def cells(measurement: Measurement, workers: int, backends: Sequence[str], union_density: float = 1.0) -> Iterator[str]:
-    """One case's row."""
+    """Table row of one case."""
     case = measurement.case
     yield from (f"{case.size_bytes}", f"{case.size_bytes // case.item}")
     yield f"{len(case.parts)} parts" if case.overlapped else case.dtype
@@ -102,12 +102,12 @@ def cells(measurement: Measurement, workers: int, backends: Sequence[str], union
 
 
 def spread(least: float, most: float) -> str:
-    """Nothing for one pair."""
+    """Return "least – most", or an empty string if they are equal."""
     return f"{least:.2f} – {most:.2f}" if least < most else ""
 
 
 def notes(report: Report) -> list[str]:
-    """What the columns of ratios are."""
+    """Explanation of the ratio columns."""
     lines = []
     if report.sparsity is not None:
         s = report.sparsity
@@ -129,8 +129,8 @@ def notes(report: Report) -> list[str]:
 
 
 def print_footer(report: Report, limit: Limit | None) -> None:
-    """What stands below the table: the largest case's packets and processor time, and the machine's bound if there is
-    one."""
+    """Print the text below the table: the largest case's packets and CPU time, and the machine's
+    limit if there is one."""
     last = max(report.measurements, key=lambda measurement: measurement.case.size_bytes)
     repeats, calls = len(last.tallies[SWITCHML].seconds), last.case.calls
     counts = ", ".join(f"{name} {count:,}" for name, count in last.packets.items())
@@ -158,7 +158,7 @@ def print_footer(report: Report, limit: Limit | None) -> None:
 
 
 def _processor_time(last: Measurement, limit: Limit, workers: int) -> str:
-    """A call's processor time in the limit, all processes together, and what was used."""
+    """CPU time of a call over all processes: at the limit, and as measured."""
     least_ms = last.case.elements * limit.together_ns / 1e6
     used = {
         name: _processor_s(last.tallies[name].mean_usage) * workers for name in (SWITCHML, GLOO) if name in last.tallies
@@ -173,7 +173,7 @@ def _processor_s(usage: dict[str, float]) -> float:
 
 
 def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str, Any]:
-    """The only case's object; with `is_sweep`, `results` lists one for each."""
+    """JSON object of the only case; with `is_sweep`, an object whose `results` lists one for each case."""
     results = [_case_json(report, measurement, limit) for measurement in report.measurements]
     if not is_sweep:
         return results[0]

@@ -1,7 +1,8 @@
-"""Sizes as people write them, and what is measured at each: how many calls a repeat has, how many repeats.
+"""Sizes in text form, and the cases that are measured: calls per repeat and number of repeats for each size.
 
-A `Case` is one line of the table. Its parts are all-reduced (or another collective's) one after the other, so that the
-time of one is a latency, or `overlapped`: all are started before the first is waited for, as DDP does with its buckets.
+A `Case` is one row of the table. Its parts are all-reduced (or run through another collective) one after the other, so
+that the time of one is a latency, or `overlapped`: all are started before the first is waited for, as DDP does with its
+buckets.
 """
 
 from dataclasses import dataclass
@@ -11,19 +12,21 @@ from switchml import units
 from switchml.errors import ConfigError
 
 ITEM_BYTES = 4
-"""float32, the type of measurements where nothing else is said."""
+"""Bytes of a float32, the default type of measurements."""
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LARGEST_BYTES = 16 << 30
 MOST_CASES = 64
 LEAST_REPEATS, BUDGET_S = 3, 20.0
 
 _CALLS_BYTES, _MOST_CALLS = 4 << 20, 40
-"""A repeat makes as many calls as fit this many bytes, at most so many: the time of one 4-KiB call is mostly noise."""
+"""A repeat makes as many calls as fit _CALLS_BYTES, at most _MOST_CALLS: the time of a single 4-KiB call is mostly
+noise."""
 
 DDP_FIRST_BYTES, DDP_BUCKET_BYTES = 1 << 20, 25 << 20
-"""torch.distributed: _DEFAULT_FIRST_BUCKET_BYTES, and DistributedDataParallel's bucket_cap_mb=25."""
+"""DDP's default bucket sizes: _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed, and DistributedDataParallel's
+bucket_cap_mb=25."""
 DDP_SMALL_BYTES = tuple(k << 10 for k in (4, 8, 16, 32, 64))
-"""What models of a few layers have."""
+"""Bucket sizes of models with a few layers."""
 
 
 ALL_REDUCE, FSDP = "all_reduce", "fsdp"
@@ -35,21 +38,22 @@ NAMES = {
     FSDP: "All-gather and reduce-scatter at once",
 }
 DTYPES = tensors.ITEM_BYTES
-"""What elements can be, and their bytes."""
+"""Element types and their size in bytes."""
 COLLECTIVES = tuple(NAMES)
-"""What can be measured. FSDP: as its backward pass does."""
+"""Collectives that can be measured. FSDP: concurrent all-gather and reduce-scatter, as in its backward pass."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`parts`: elements of each collective of one repeat; of all ranks together in a reduce-scatter or all-gather."""
+    """One measured case. `parts`: elements of each collective of a repeat; over all ranks together in a reduce-scatter
+    or all-gather."""
 
     parts: tuple[int, ...]
     overlapped: bool
     repeats: int
     warmup: int
     budget_s: float = float("inf")
-    """After this time, LEAST_REPEATS are enough."""
+    """Time in seconds after which LEAST_REPEATS are enough."""
     collective: str = ALL_REDUCE
     """One of COLLECTIVES."""
     dtype: str = "float32"
@@ -57,17 +61,17 @@ class Case:
 
     @property
     def item(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return DTYPES[self.dtype]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What one call begins at once."""
+        """Collectives that one call starts concurrently."""
         return ("all_gather", "reduce_scatter") if self.collective == FSDP else (self.collective,)
 
     @property
     def moves_bytes(self) -> bool:
-        """Whether results are copies."""
+        """Whether results are copies of inputs."""
         return self.collective in ("all_gather", "broadcast")
 
     @property
@@ -77,17 +81,17 @@ class Case:
 
     @property
     def elements(self) -> int:
-        """Of one repeat."""
+        """Elements of one repeat."""
         return sum(self.parts)
 
     @property
     def calls(self) -> int:
-        """By how many the time of a repeat is divided."""
+        """Divisor of a repeat's time."""
         return 1 if self.overlapped else len(self.parts)
 
     @property
     def size_bytes(self) -> int:
-        """What the time belongs to: one call, or all overlapped ones together."""
+        """Bytes that the reported time refers to: one call, or all overlapped ones together."""
         return self.elements // self.calls * self.item
 
 
@@ -123,7 +127,7 @@ def parse_sweep(text: str) -> list[int]:
 
 
 def text_of(size_bytes: int) -> str:
-    """The reverse of `parse_size`: "64M"."""
+    """Size in the form that `parse_size` reads: "64M"."""
     for unit, factor in reversed(UNITS.items()):
         if size_bytes % factor == 0:
             return f"{size_bytes // factor}{unit}"
@@ -149,7 +153,7 @@ def single(
     collective: str = ALL_REDUCE,
     dtype: str = "float32",
 ) -> Case:
-    """Collectives of one size, one after the other. The smaller, the more repeats, unless `repeats` says how many."""
+    """Sequential collectives of one size. Smaller sizes get more repeats, unless `repeats` is given."""
     calls = max(1, min(_CALLS_BYTES // size_bytes, _MOST_CALLS))
     usual = 15 if size_bytes < 1 << 20 else 9 if size_bytes < 16 << 20 else 5
     budget_s = float("inf") if repeats else BUDGET_S
@@ -160,7 +164,7 @@ def single(
 def ddp_buckets(
     model_bytes: int, repeats: int | None = None, warmup: int | None = None, dtype: str = "float32"
 ) -> list[Case]:
-    """What DDP makes of a model's gradients: all buckets at once, each size of bucket alone, and small models."""
+    """Cases of a model's gradients under DDP: all buckets overlapped, each bucket size alone, and small models."""
     rest = max(0, model_bytes - DDP_FIRST_BYTES)
     buckets = [min(DDP_FIRST_BYTES, model_bytes)] + [DDP_BUCKET_BYTES] * (rest // DDP_BUCKET_BYTES)
     if rest % DDP_BUCKET_BYTES:

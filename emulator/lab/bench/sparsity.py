@@ -1,4 +1,4 @@
-"""Tensors with blocks of zeros for `switchml bench`: which blocks each rank has, and how many the union has."""
+"""Tensors with blocks of zeros for `switchml bench`: non-zero blocks of each rank, and the density of their union."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,8 @@ MODES = ("on", "auto")
 
 @dataclass(frozen=True)
 class Sparsity:
-    """`density`: share of blocks that a rank has; `block` elements each; `mode`: how the agent sends them, on or auto.
-
-    Raises ConfigError for values that make no sense.
+    """Sparsity of the tensors. `density`: share of non-zero blocks per rank; `block`: elements per block; `mode`: the
+    agent's sparse mode, on or auto. Raises ConfigError for invalid values.
     """
 
     density: float
@@ -33,23 +32,23 @@ class Sparsity:
         Sparse(self.block)
 
     def as_json(self) -> dict[str, Any]:
-        """As reports have it."""
+        """Fields in JSON reports."""
         return {"density": self.density, "block": self.block, "overlap": self.overlap, "sparse": self.mode}
 
     @property
     def choice(self) -> Choice:
-        """The agent's option."""
+        """The agent's sparsity option."""
         return Choice(self.mode, Sparse(self.block))
 
     def owned(self, workers: int, elements: int) -> np.ndarray:
-        """bool[workers, blocks]: which blocks of a tensor of so many elements each rank has."""
+        """bool[workers, blocks]: non-zero blocks of each rank in a tensor of `elements` elements."""
         return owned(self.density, self.overlap, workers, -(-elements // self.block))
 
     def union_density(self, workers: int, elements: int, first: int | None = None) -> float:
-        """Share of blocks that some rank has, of a tensor or of its `first` elements."""
+        """Share of blocks that are non-zero on at least one rank, in a tensor or in its `first` elements."""
         blocks = None if first is None else -(-first // self.block)
         return float(self.owned(workers, elements)[:, :blocks].any(0).mean())
 
     def elements_of(self, row: np.ndarray, elements: int) -> np.ndarray:
-        """bool[elements]: a rank's row of `owned`, element by element."""
+        """bool[elements]: a rank's row of `owned`, expanded to elements."""
         return np.repeat(row, self.block)[:elements]

@@ -1,4 +1,4 @@
-"""Repeats of a case, in which all backends take turns, and what those of each add up to."""
+"""Repeats of a case in which all backends alternate, and each backend's totals."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,35 +10,36 @@ from emulator.lab.bench.ranks.team import ReducingTeam, Repeat
 from emulator.lab.bench.sizes import LEAST_REPEATS, Case
 
 Survey = Mapping[str, Mapping[str, float]]
-"""Counters of what works beside the ranks, by kind and name: an aggregator's process, queues of links."""
+"""Counters of processes and links besides the ranks, by kind and name: an aggregator's process, queues of links."""
 
 
 def _add_to(totals: dict[str, float], more: Mapping[str, float]) -> None:
-    """Add the values of `more` to those of `totals`, name by name."""
+    """Add the values of `more` to those of `totals`, by name."""
     for name, value in more.items():
         totals[name] = totals.get(name, 0) + value
 
 
 @dataclass
 class Tally:
-    """Repeats of one backend, warm-up excluded."""
+    """Totals over one backend's repeats, warm-up excluded."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of the slowest rank, for each repeat."""
+    """Seconds of the slowest rank, for each repeat."""
     samples: int = 0
-    """Ranks times repeats."""
+    """Number of ranks times repeats."""
     error: float = 0.0
     """The largest absolute difference of an element from the exact sum."""
     largest: float = 0.0
-    """The largest magnitude of an exact sum: what `error` is relative to."""
+    """The largest magnitude of an exact sum, the reference of `relative_error`."""
     checksum: int = 0
-    """Of the last result: equal for results with the same bits."""
+    """Checksum of the last result's bits."""
     usage: dict[str, float] = field(default_factory=dict)
-    """user_s, system_s, voluntary and involuntary context switches of all ranks and repeats together."""
+    """user_s, system_s, voluntary and involuntary context switches, summed over all ranks and repeats."""
     agents: dict[str, float] = field(default_factory=dict)
-    """`HostAgent.stats()` of all ranks and repeats together; gauges are those of the last repeat, the largest."""
+    """Counters of `HostAgent.stats()`, summed over all ranks and repeats; gauges: maximum over ranks in the last
+    repeat."""
     surveyed: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By how much a survey's counters grew in all repeats together."""
+    """Increase of the survey's counters over all repeats."""
 
     @property
     def median_s(self) -> float:
@@ -55,11 +56,11 @@ class Tally:
 
     @property
     def cpu_seconds(self) -> dict[str, float]:
-        """Of surveyed processes, and of all ranks together; all repeats together."""
+        """CPU seconds over all repeats: of each surveyed process, and of all ranks together."""
         return self.surveyed["cpu_seconds"] | {"ranks": self.usage["user_s"] + self.usage["system_s"]}
 
     def add(self, repeat: Repeat, before: Survey, after: Survey) -> None:
-        """Count a repeat, and what happened between two surveys."""
+        """Add a repeat, and the increase of counters between two surveys."""
         self.seconds.append(repeat.seconds)
         self.samples += len(repeat.samples)
         self.error = max(self.error, repeat.error)
@@ -74,12 +75,12 @@ class Tally:
             _add_to(self.surveyed.setdefault(kind, {}), grown)
 
     def packets_as_json(self) -> dict[str, int]:
-        """Packets that the agents sent, and how many of them were retransmissions."""
+        """Packets that the agents sent, and the retransmissions among them."""
         counts = self.packets("sent", "retransmitted")
         return {"packets": counts["sent"], "retransmitted": counts["retransmitted"]}
 
     def packets(self, *names: str) -> dict[str, int]:
-        """Those counters of the agents, 0 where there were none."""
+        """Agent counters by name, 0 where missing."""
         return {name: int(self.agents.get(name, 0)) for name in names}
 
 
@@ -91,11 +92,10 @@ def take_turns(
     survey: Callable[[], Survey] = dict,
     on_repeat: Callable[[int, str, Repeat], None] = lambda number, backend, repeat: None,
 ) -> dict[str, Tally]:
-    """All repeats of a case. Each backend has its turn in each, so the times of a repeat saw much the same machine.
-
-    `survey()`: counters before and after each turn. `on_repeat(number, backend, repeat)`: called after each; numbers of
-    the warm-up, which counts in no tally, are below 0. Raises RanksDisagree or JobError if a result is wrong, PeerLost
-    if a rank dies."""
+    """Run all repeats of a case. Each backend runs once in each repeat, so the times of a repeat are measured under
+    similar machine load. `survey()`: counters before and after each run. `on_repeat(number, backend, repeat)`: called
+    after each; numbers of the warm-up, which no tally includes, are below 0. Raises RanksDisagree or JobError if a
+    result is wrong, PeerLost if a rank dies."""
     team.prepare(case)
     tallies = {backend: Tally() for backend in backends}
     started = time.monotonic()
@@ -113,7 +113,7 @@ def take_turns(
 
 
 def ratios(of: Tally, to: Tally) -> list[float]:
-    """How many times as long as `to` `of` took, repeat by repeat."""
+    """Time of `of` over the time of `to`, repeat by repeat."""
     return [theirs / ours for theirs, ours in zip(of.seconds, to.seconds, strict=False)]
 
 

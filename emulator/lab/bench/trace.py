@@ -1,4 +1,4 @@
-"""How fast traces are read, and in how much memory: a generated Kineto trace of any size, read in its own process."""
+"""Speed and memory of trace reading: a generated Kineto trace of any size is read in its own process."""
 
 import gzip
 import json
@@ -14,25 +14,25 @@ from typing import Any
 from switchml.output_files import whole_file
 
 _STEP = 2000
-"""Operators in an iteration."""
+"""Operators per iteration."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What reading one file took."""
+    """Time and memory to read one file."""
 
     json_bytes: int
     file_bytes: int
     events: int
     read_s: float
     cpu_s: float
-    """Processor time of it; less than `read_s` where the machine had other things to do."""
+    """CPU seconds of the read; less than `read_s` where the process was descheduled."""
     peak_bytes: int
-    """Resident memory of the process that read it."""
+    """Peak resident memory of the reading process."""
     start_bytes: int
-    """The same before it read anything: the interpreter and its libraries."""
+    """Peak resident memory before reading: the interpreter and its libraries."""
     plain_read_s: float | None = None
-    """What json.load takes for the same file, and below the memory that it needs."""
+    """Time that json.load takes for the same file; the next two fields are its CPU time and peak memory."""
     plain_cpu_s: float | None = None
     plain_peak_bytes: int | None = None
 
@@ -45,7 +45,7 @@ class Measured:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The results as lines of text."""
         megabytes = self.json_bytes / 1e6
         lines = [
             f"{megabytes:,.0f} MB of JSON, {self.file_bytes / 1e6:,.0f} MB on disk",
@@ -62,7 +62,8 @@ class Measured:
 
 
 def measure(size_bytes: int, *, compressed: bool, compare: bool = False, folder: Path | None = None) -> Measured:
-    """Write a trace of about `size_bytes` of JSON, and read it in another process. compare: then with json.load."""
+    """Write a trace of about `size_bytes` of JSON, and read it in another process. `compare`: also read it with
+    json.load."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         path = Path(place) / ("rank-0.json.gz" if compressed else "rank-0.json")
         json_bytes = write(path, size_bytes)
@@ -80,8 +81,8 @@ def _run(reader: str, path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, size_bytes: int) -> int:
-    """A trace like that of a GPU job: iterations of operators, each launching a kernel, and now and then an all-reduce.
-    Returns its size before compression."""
+    """Write a trace similar to that of a GPU job: iterations of operators that each launch a kernel, and an occasional
+    all-reduce. Returns its size before compression."""
     written = 0
     with (
         whole_file(path) as part,
@@ -127,13 +128,13 @@ def _span(
 
 
 def _peak_bytes() -> int:
-    """From /proc: getrusage's figure is that of the process which started this one, where that was larger."""
+    """Peak resident memory from /proc: getrusage may return the larger peak of the parent process."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
 
 
 def main(reader: str, path: str) -> None:
-    """Read `path` and print what it took as JSON; run in a process of its own."""
+    """Read `path` and print time and memory as JSON; run in its own process."""
     if reader == "ours":
         from emulator.traces.readers.kineto import kineto
 

@@ -1,1 +1,1 @@
-"""`switchml reproduce`: claims of papers beside what this project finds. One TOML file a claim, in `claims/`."""
+"""`switchml reproduce`: papers' claims compared with this project's results. Each claim is a TOML file in `claims/`."""

@@ -48,19 +48,19 @@ FOLDER = Path(__file__).parent / "claims"
 SCRIPTS = "scripts/"
 MODEL = "model"
 HOW = {"here": "measured", "simulation": "simulated", "emulator": "emulated", MODEL: "modelled"}
-"""Where figures come from, and the word for it in tables. What is modelled follows from a formula or an assumption of
-ours and can't show the opposite: it is neither met nor missed."""
+"""Origin of a figure's value, and its word in tables. A modelled value follows from a formula or an assumption made
+here and could not contradict the paper: it is neither met nor missed."""
 TRUST = ("paper", "abstract", "derived", "unconfirmed")
-"""How well the paper's figure is known: read in the paper or its public artifact, in its abstract, calculated from what
-stands there, or from others' notes on it."""
+"""How reliably the paper's figure is known: read in the paper or its public artifact, in its abstract, derived from
+numbers there, or reported by others."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points that one command prints. `run`: arguments of `switchml`, or a script of `scripts/`, with or without
-    `torchrun` and its options before it. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without
-    `x`, `y` is one number. `files`: by name, the text of each file that the command reads besides the claim's.
-    `scale`: a factor of y. `is_drawn`: whether it is in the plot. Or `paper`: y by x, as published."""
+    """Points from the output of one command. `run`: arguments of `switchml`, or a script of `scripts/`, optionally
+    preceded by `torchrun` and its options. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without
+    `x`, `y` is one number. `files`: by name, the text of each file that the command reads besides the claim's. `scale`:
+    a factor on y. `is_drawn`: whether the line is in the plot. Alternatively `paper`: y by x, as published."""
 
     run: str = ""
     y: str = ""
@@ -77,17 +77,17 @@ class Line:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command's words, without `switchml`."""
+        """Words of the command, without `switchml`."""
         return tuple(shlex.split(self.run))
 
     @property
     def is_script(self) -> bool:
-        """Whether it runs a script, not a subcommand."""
+        """Whether it runs a script rather than a subcommand."""
         return any(word.startswith(SCRIPTS) for word in self.words)
 
     @property
     def command(self) -> str:
-        """As a user types it."""
+        """The command as typed in a shell."""
         if not self.is_script:
             return f"switchml {self.run}"
         return self.run if self.words[0] == "torchrun" else f"python {self.run}"
@@ -95,10 +95,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of the paper and what it is here: an expression over the claim's lines. `within`: the share of `paper`
-    by which ours may differ; or it has to be at least `least`, at most `most`. `paper` is None where the paper says
-    only which of two is larger, or we could not read how much. `how`: if other than the claim's; what is modelled has
-    no tolerance."""
+    """A number of the paper and an expression over the claim's lines that gives this project's value. `within`:
+    tolerance as a share of `paper`; or the value must be at least `least`, at most `most`. `paper` is None where the
+    paper states only which of two values is larger, or the number could not be read. `how`: if different from the
+    claim's; modelled figures have no tolerance."""
 
     name: str
     value: str
@@ -124,7 +124,7 @@ class Figure:
             raise ConfigError(f"figure {self.name!r}: `within` is a share of the paper's figure: expected `paper`")
 
     def is_met(self, ours: float) -> bool | None:
-        """Whether `ours` is near enough; None for what is modelled."""
+        """Whether `ours` is within the tolerance; None for modelled figures."""
         if self.how == MODEL:
             return None
         if self.within is not None and self.paper is not None:
@@ -134,8 +134,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plot:
-    """The paper's form: curves, or bars where x are names. `x_log`: base of a logarithmic axis. `bars`: lines that are
-    single numbers, to draw as bars with the lines' names."""
+    """Plot in the paper's form: curves, or bars where x are names. `x_log`: base of a logarithmic axis. `bars`: lines
+    that are single numbers, drawn as bars labeled with the lines' names."""
 
     title: str
     y: str
@@ -147,8 +147,8 @@ class Plot:
 
 @dataclass(frozen=True)
 class Claim:
-    """`needs_root`: a real run in network namespaces. `minutes`: about, on two cores. `files`: by name, the text of
-    each that its commands read."""
+    """A paper's claim. `needs_root`: runs in network namespaces. `minutes`: approximate duration on two cores. `files`:
+    by name, the text of each file that its commands read."""
 
     system: str
     title: str
@@ -175,12 +175,12 @@ class Claim:
 
 
 def names() -> list[str]:
-    """The claims that come along, in the order of their systems."""
+    """Names of the claims shipped with the package, ordered by system."""
     return sorted(datafile.names(FOLDER), key=lambda name: (order(name.partition("-")[0]), name))
 
 
 def order(system: str) -> int:
-    """In-network aggregation first, then compression, emulation, memory and loading."""
+    """Sort key of a system: in-network aggregation first, then compression, emulation, memory and loading."""
     known = (
         "switchml", "omnireduce", "atp", "trio", "khalilov", "fsdp", "grace", "dc2", "szx", "comet", "dlrm",
         "neuronabox", "dpro", "phantora", "axonn", "samo", "solar",
@@ -189,12 +189,12 @@ def order(system: str) -> int:
 
 
 def load(name: str) -> Claim:
-    """A claim by name, or the user's file. Raises ConfigError for an unknown one and for what is wrong in a file."""
+    """Load a claim by name, or from a user's file. Raises ConfigError for an unknown name and for an invalid file."""
     path = datafile.find("claim", name, FOLDER)
     table = datafile.load(path)
     return datafile.build(Claim, {**table, "id": path.stem}, path.name)
 
 
 def load_all(chosen: Sequence[str]) -> list[Claim]:
-    """Those by name; all if none is."""
+    """Load the chosen claims; all if none are chosen."""
     return [load(name) for name in chosen or names()]

@@ -1,4 +1,4 @@
-"""Claims as a table, as a page with a plot of each in the paper's form, and the same as Markdown."""
+"""Claims as a table, as an HTML page with a plot of each in the paper's form, and as Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,16 +15,16 @@ from switchml.pages.panels import Bar, Bars, Curves, Panel
 from switchml.tables import Table, name, number, text
 
 QUICK_MINUTES = 0.6
-"""What runs at most so long, as any user, is quick."""
+"""Upper limit in minutes of claims run by --quick; they also need no root."""
 VERDICTS = {True: "met", False: "missed", None: "not counted"}
 TABLE, PICTURES = "claims.md", "claims"
 """Names in the folder of `--out`: the document, and the folder of its plots."""
 OURS = ""
-"""Among a plot's lines, the numbers that are drawn as bars."""
+"""Key of the plot line with the numbers that are drawn as bars."""
 
 
 def listed(claims: Sequence[Claim]) -> Table:
-    """Which claims there are."""
+    """Table of the available claims."""
     columns = [name("claim"), text("of"), text("what", drop=1), text("how"), number("about", "min", drop=2)]
     table = Table(columns, notes=["`switchml reproduce CLAIM` runs one; --all runs all, --quick the short ones."])
     for claim in claims:
@@ -33,12 +33,12 @@ def listed(claims: Sequence[Claim]) -> Table:
 
 
 def needs(claim: Claim) -> str:
-    """What it cannot do without."""
+    """Return " (root)" if the claim needs root."""
     return " (root)" if claim.needs_root else ""
 
 
 def value(number: float | None, unit: str = "") -> str:
-    """Three digits, with the unit; nothing for a figure that the paper does not give."""
+    """Three significant digits, with the unit; empty for a figure that the paper does not state."""
     if number is None:
         return ""
     shown = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
@@ -46,7 +46,7 @@ def value(number: float | None, unit: str = "") -> str:
 
 
 def wanted(figure: Figure) -> str:
-    """What counts as met."""
+    """The tolerance of a figure in words."""
     if figure.how == MODEL:
         return ""
     if figure.within is not None:
@@ -57,12 +57,12 @@ def wanted(figure: Figure) -> str:
 
 
 def origins(claim: Claim, figure: Figure) -> tuple[str, str]:
-    """Where ours comes from, and how well the paper's figure is known."""
+    """Origin of this project's value, and how reliably the paper's figure is known."""
     return HOW[figure.how or claim.how], figure.trust if figure.paper is not None else "only a direction"
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each figure, below its claim; what differs below all of them."""
+    """Table with a row for each figure below its claim; differences from the papers' set-ups as notes."""
     columns = [text("figure"), number("paper"), number("ours"), text("")]
     columns += [text("ours is", drop=1), text("asked for", drop=2), text("paper's is", drop=3)]
     shown = Table(columns, notes=remarks(outcomes))
@@ -77,12 +77,12 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def remarks(outcomes: Sequence[Outcome]) -> list[str]:
-    """What differs from the paper's set-up, and why, for each claim."""
+    """For each claim, the differences from the paper's set-up and the reasons."""
     return [f"{one.claim.id}: {' '.join(one.claim.differs.split())}" for one in outcomes if one.claim.differs]
 
 
 def drawn(outcome: Outcome) -> Panel | None:
-    """The claim's plot; none if it has none."""
+    """The claim's plot; None if it has none."""
     plot = outcome.claim.plot
     if plot is None:
         return None
@@ -106,7 +106,7 @@ def _bars(plot: Plot, lines: Mapping[str, Points], names: Mapping[str, str]) -> 
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """The plots of all that have one, beside each other. Raises ConfigError if the picture can't be written."""
+    """Draw all claims' plots side by side. Raises ConfigError if the file can't be written."""
     shown = [
         replace(panel, title=f"{one.claim.system}: {panel.title}")
         for one in outcomes
@@ -116,13 +116,14 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def counted(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """How many figures are met, and how many could have been."""
+    """Number of figures met, and number of figures that are not modelled."""
     verdicts = [is_met for one in outcomes for *_, is_met in one.rows if is_met is not None]
     return sum(verdicts), len(verdicts)
 
 
 def write_markdown(outcomes: Sequence[Outcome], folder: Path, pictures: str) -> None:
-    """`folder`/claims.md: of each claim its figures, what differs and its plot, which `folder`/`pictures` gets."""
+    """Write `folder`/claims.md: each claim's figures, differences and plot; plots are written to
+    `folder`/`pictures`."""
     met, possible = counted(outcomes)
     lines = ["# The papers' results beside ours", "", f"{met} of {possible} figures are met.", ""]
     (folder / pictures).mkdir(parents=True, exist_ok=True)
@@ -145,7 +146,8 @@ def write_markdown(outcomes: Sequence[Outcome], folder: Path, pictures: str) -> 
 
 
 def write_page(outcomes: Sequence[Outcome], failures: Mapping[str, str], path: Path) -> None:
-    """One page with every claim: figures, plot, what differs, how to run it. `failures`: claim → why it did not run."""
+    """Write one HTML page with every claim: figures, plot, differences, commands. `failures`: claim → reason why it did
+    not run."""
     content = {
         "title": "The papers' results beside ours",
         "claims": [_on_page(one) for one in outcomes],

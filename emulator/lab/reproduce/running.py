@@ -1,4 +1,4 @@
-"""Runs a claim's commands as a user would, with --json, and works out its figures from what they print."""
+"""Run a claim's commands with --json and evaluate its figures from their output."""
 
 import json
 import math
@@ -26,16 +26,16 @@ Points = Mapping[Any, float]
 Value = Points | float
 
 LIMIT_S = 900
-"""Of one command, so that one that hangs does not stop the others."""
+"""Timeout of one command, so that a hanging one does not block the others."""
 
 
 class ReproductionFailed(SwitchMLError):
-    """A claim's command ended with an error, or printed something else than the claim reads."""
+    """A claim's command failed, or its output lacks the values that the claim reads."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a claim is here. `lines`: what each found; `ours`: a number for each figure."""
+    """Results of a claim. `lines`: values of each line; `ours`: this project's value of each figure."""
 
     claim: Claim
     lines: Mapping[str, Value]
@@ -44,11 +44,11 @@ class Outcome:
 
     @property
     def rows(self) -> list[tuple[Figure, float, bool | None]]:
-        """Each figure, ours, and whether it is near enough (None: modelled, so neither)."""
+        """(figure, this project's value, whether it is within tolerance; None: modelled)."""
         return [(one, ours, one.is_met(ours)) for one, ours in zip(self.claim.figures, self.ours, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The outcome as plain data."""
         claim = self.claim
         figures = [
             {
@@ -68,7 +68,8 @@ class Outcome:
 
 
 def reproduce(claim: Claim, say: Callable[[str], None] = lambda line: None) -> Outcome:
-    """Run a claim's commands, each once, and work out its figures. `say` gets what runs. Raises ReproductionFailed."""
+    """Run a claim's commands, each once, and evaluate its figures. `say` is called with each command. Raises
+    ReproductionFailed."""
     started = time.monotonic()
     printed: dict[tuple[str, str], Any] = {}
     found: dict[str, Value] = {}
@@ -87,7 +88,7 @@ def reproduce(claim: Claim, say: Callable[[str], None] = lambda line: None) -> O
 
 
 def _published(points: Mapping[str, float]) -> Points:
-    """x as a number if all are."""
+    """Published points; x as numbers if all are numeric."""
     if all(x.replace(".", "", 1).isdecimal() for x in points):
         return {float(x): y for x, y in points.items()}
     return points
@@ -99,7 +100,7 @@ def _printed(line: Line, folder: Path, claim: Claim) -> Any:
     done = subprocess.Popen(
         _command(line),
         cwd=folder,
-        env={"PET_LOG_DIR": str(folder / "logs"), **os.environ},  # torchrun's, which a signal makes it leave behind
+        env={"PET_LOG_DIR": str(folder / "logs"), **os.environ},  # torchrun leaves its logs behind if it is signaled
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -122,7 +123,7 @@ def _printed(line: Line, folder: Path, claim: Claim) -> Any:
 
 
 def _command(line: Line) -> list[str]:
-    """The words that run it here."""
+    """Command line of the process that runs it."""
     if not line.is_script:
         return [sys.executable, "-m", "switchml", *line.words, "--json", "--quiet"]
     words = [str(share.HERE / word) if word.startswith(SCRIPTS) else word for word in line.words]
@@ -164,13 +165,14 @@ def _figure(figure: Figure, found: Mapping[str, Value], claim: str) -> float:
 
 
 def _of(line: Points, name: str) -> float:
-    """The point whose x begins with `name`, however it is written."""
+    """The point whose x begins with `name`, ignoring case."""
     (value,) = (y for x, y in line.items() if str(x).lower().startswith(name.lower()))
     return value
 
 
 def _ranking(one: Points, other: Points) -> float:
-    """1: the same order, 0: unrelated, -1: the opposite; equal values share their mean rank."""
+    """Rank correlation over common x: 1 for the same order, 0 unrelated, -1 opposite; equal values share their mean
+    rank."""
     both = [x for x in one if x in other]
     if len(both) < 2:
         raise ValueError(f"{len(both)} common points: expected two or more to rank")
@@ -183,7 +185,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 FULL = 0.99
-"""Share of a line's largest y that counts as all of it."""
+"""Share of a line's largest y that counts as saturated."""
 FUNCTIONS: dict[str, Callable[..., float]] = {
     "abs": abs,
     "min": min,
@@ -198,8 +200,8 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "knee": lambda line: min(x for x, y in line.items() if y >= FULL * max(line.values())),
     "ranking": _ranking,
 }
-"""What a figure's expression may call: of numbers, or of lines. `largest`: ratio of two lines at any x; `furthest`: the
-value that is furthest from 0; `best`, `worst`: the largest and the smallest; `near`: how many of those points
-that another line has are at most `by` below the one named; `slower`: how many of them are below a number; `knee`: the
-smallest x that gives 99 % of the largest y; `ranking`: Spearman's rank correlation of two lines over the x that both
-have."""
+"""Functions available in a figure's expression, of numbers or lines. `largest`: largest ratio of two lines at any x;
+`furthest`: the largest absolute value; `best`, `worst`: the largest and the smallest value; `near`: number of points,
+among those of another line, at most `by` below the named one; `slower`: number of those points below a value; `knee`:
+the smallest x that reaches 99 % of the largest y; `ranking`: Spearman's rank correlation of two lines over their common
+x; `of`: the point whose x begins with a name."""

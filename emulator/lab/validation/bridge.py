@@ -1,14 +1,15 @@
-"""Published tokens a second of NVIDIA's Megatron Bridge on H100, B200 and GB200, dense models and mixtures of experts
+"""Published tokens/s of NVIDIA's Megatron Bridge on H100, B200 and GB200, dense models and mixtures of experts
 (NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md: containers 25.09, 25.11, 26.02, 26.02.01, 26.04.01
 and 26.06; 26.05 and 26.07: seconds in skills/nemo-mbridge-perf-expert-parallel-overlap/SKILL.md) and of its AutoModel,
 FSDP on torch (NVIDIA-NeMo/Automodel, docs/performance-summary.md, October 2025).
 
-Left out: rows in nvfp4, on B300 and GB300, of experts with a capacity, of pipelines in more pieces than layers, and in
-26.06 those whose recipe captures whole iterations and fuses the experts' products (cuda_graph_impl full_iteration,
-cutedsl_fused_grouped_mlp). What the pages leave open is as the recipes have it (scripts/performance): dispatchers and
-overlaps, gpt-oss's norms and activations run again (since November 2025, #1438), sharded optimizer states, gradients in
-bf16, routing that is even by force, experts that are not tensor-parallel; sequence parallelism and overlapped exchanges
-wherever there is tensor parallelism, except in mixtures of experts on H100.
+Excluded: rows in nvfp4, on B300 and GB300, of experts with a capacity limit, of pipelines with more virtual stages than
+layers, and in 26.06 those whose recipe captures whole iterations and fuses the experts' GEMMs (cuda_graph_impl
+full_iteration, cutedsl_fused_grouped_mlp). Options that the pages don't state are taken from the recipes
+(scripts/performance): dispatchers and overlaps, recomputation of gpt-oss's norms and activations (since November 2025,
+#1438), sharded optimizer states, gradients in bf16, forced-balanced routing, experts without tensor parallelism;
+sequence parallelism and overlapped collectives wherever there is tensor parallelism, except in mixtures of experts on
+H100.
 """
 
 from emulator.jobs.description import Request
@@ -17,13 +18,14 @@ from emulator.lab.validation.rows import published
 
 TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200"}
 ATTENTION = {"h100-dgx": "fa3"}
-"""cuDNN's on Hopper is as fast; of Blackwell no rate is known but the default of FlashAttention-2."""
+"""cuDNN's attention on Hopper is as fast as FlashAttention-3; for Blackwell no rate is known other than the
+FlashAttention-2 default."""
 Published = tuple[str, Request, float]
-"""Name, job, tokens a second and accelerator."""
+"""Name, job, tokens/s per accelerator."""
 
 
 def published_rows() -> list[Published]:
-    """All of them."""
+    """All published rows."""
     return [_published(row) for row in published("bridge.csv")]
 
 
@@ -63,7 +65,7 @@ def _published(row: dict[str, str]) -> Published:
 
 
 def groups() -> list[tuple[str, list[Published]]]:
-    """Dense models and mixtures of experts, by cluster."""
+    """Rows of dense models and of mixtures of experts, by cluster."""
     found: dict[str, list[Published]] = {}
     for one in published_rows():
         kind = "experts" if one[1].job.ep > 1 else "dense"

@@ -1,6 +1,6 @@
-"""All comparisons with published measurements at once: the figures of docs/accuracy.md. What a file holds, its content
-says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's, torchtitan's
-and NeMo's tables and kernels of two accelerators are here.
+"""All comparisons with published measurements in one run: the figures of docs/accuracy.md. A file's kind is detected
+from its content: iterations of Megatron-DeepSpeed, tokens/s under FSDP, tables of nccl-tests. The tables of Megatron,
+torchtitan and NeMo and the kernels of two accelerators are part of the package.
 """
 
 import csv
@@ -20,12 +20,12 @@ from switchml.tables import Table, number, text
 
 MEGATRON_CLUSTER, ITERATIONS_CLUSTER = "a100-dgx", "a100-hdr800"
 NODES = {"a100": "a100-dgx", "v100": "v100-dgx1"}
-"""Word in the name of an nccl-tests table → the cluster whose closed form should give it."""
+"""Word in the name of an nccl-tests table → the cluster whose closed form should predict it."""
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Rows that belong together."""
+    """Rows of one measurement campaign."""
 
     name: str
     rows: Sequence[Row]
@@ -38,9 +38,9 @@ def all_of(
     measure: bool = False,
     refit: bool = False,
 ) -> list[Campaign]:
-    """Everything in `folder` and below that is known by its content, then what needs no file. `measure`: also what
-    torch allocates here; `refit`: also each model size of the iterations with constants fitted to the others. Raises
-    ConfigError where a folder holds nothing of that."""
+    """All campaigns from files in `folder` and below whose kind is known, then those that need no file. `measure`: also
+    torch's allocations on this machine; `refit`: also predict each model size of the iterations with constants fitted
+    to the others. Raises ConfigError if the folder holds no known file."""
     found: list[Campaign] = []
     samples: list[fitting.Sample] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder is not None else []
@@ -83,7 +83,8 @@ def left_out(
 
 
 def kind(path: Path) -> str:
-    """What a file holds: iterations, throughput, nccl or nothing known; by its first line, or by rows of numbers."""
+    """Kind of a file: "iterations", "throughput", "nccl", or "" if unknown; detected from its first line or from rows
+    of numbers."""
     if not path.is_file():
         return ""
     try:
@@ -147,7 +148,7 @@ def _megatron() -> Iterator[Campaign]:
 
 
 def to_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
-    """By name: rows, MAPE, the worst row's error and the rows inside their stated intervals, as shares."""
+    """By campaign name: rows, MAPE, the worst row's error and the share of rows inside their stated intervals."""
     return {
         one.name: {
             "rows": len(one.rows),
@@ -161,7 +162,7 @@ def to_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
 
 
 def table(campaigns: Sequence[Campaign]) -> Table:
-    """For people. Inside: share of the rows in the interval that is stated beside their prediction."""
+    """Table of the campaigns. Inside: share of the rows within the interval stated with their prediction."""
     columns = [text("measured"), number("rows"), number("MAPE", "%"), number("worst", "%"), number("inside", "%")]
     shown = Table(columns)
     for one in campaigns:

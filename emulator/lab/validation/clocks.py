@@ -1,5 +1,5 @@
-"""How well shifted clocks are recovered: traces of one machine, whose clocks agree, are treated as those of several
-machines with clocks that are ahead or behind.
+"""Accuracy of clock alignment: traces of one machine, whose clocks agree, are treated as those of several machines with
+shifted clocks.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ SHIFT_S = 0.05
 
 @dataclass(frozen=True)
 class Recovered:
-    """`told_by`: the best evidence that the traces still had. `error_s`: of the clock that was missed most."""
+    """Result for one set of traces. `told_by`: the best evidence available in the traces. `error_s`: of the clock with
+    the largest error."""
 
     name: str
     told_by: str
@@ -27,8 +28,8 @@ class Recovered:
 
 
 def recovered(name: str, traces: Sequence[RankTrace], shift_s: float = SHIFT_S) -> list[Recovered]:
-    """With all that the traces have, then without each thing that tells more than the next. Raises ConfigError for
-    traces of several machines: nobody knows how far apart their clocks are."""
+    """Results with all evidence in the traces, then without each kind, from best to worst. Raises ConfigError for
+    traces of several machines, as their true clock offsets are unknown."""
     if len({trace.host for trace in traces}) > 1 or len(traces) < 2:
         raise ConfigError(f"{name}: expected traces of two or more ranks on one machine, whose clocks agree")
     remaining = list(traces)
@@ -43,7 +44,7 @@ def recovered(name: str, traces: Sequence[RankTrace], shift_s: float = SHIFT_S) 
 
 
 def _error_s(traces: Sequence[RankTrace], shift_s: float) -> float:
-    """Clocks ahead and behind in turn, but the first one."""
+    """Largest alignment error with clocks alternately ahead and behind, except the first."""
     ahead_s = shift_s * np.array([0.0 if i == 0 else (-1.0) ** i for i in range(len(traces))])
     moved = [
         dataclasses.replace(trace, host=f"machine {i}", epoch_s=trace.epoch_s + ahead)
@@ -53,7 +54,7 @@ def _error_s(traces: Sequence[RankTrace], shift_s: float) -> float:
 
 
 def table(rows: Sequence[Recovered]) -> Table:
-    """For people."""
+    """Table of the results."""
     shown = Table(
         [text("traces"), text("recovered from"), number("off by", "µs")],
         title=f"Clocks shifted by {rows[0].shift_s * 1e3:g} ms, and recovered" if rows else "No clocks were shifted",

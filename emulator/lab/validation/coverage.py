@@ -1,6 +1,6 @@
-"""How often measured rows lie inside the intervals that predictions are given (`emulator/jobs/interval.py`). Residuals
-come from rows that no constant was fitted to (`fits.toml` names those that some were), and a row is judged by rows that
-it is not among: a tenth of its group is left out, all rows of its model, or all of its campaign.
+"""Coverage of prediction intervals (`emulator/jobs/interval.py`): how often measured rows lie inside. Residuals come
+from rows that no constant was fitted to (`fits.toml` names the fitted ones), and a row is tested with the interval of
+other rows: with a tenth of its group left out, all rows of its model, or all of its campaign.
 """
 
 import math
@@ -35,13 +35,13 @@ TITLES = {
     OTHERS: "experts, exchanges and accelerators when they were new",
 }
 POOLED = (CONTEXT, EXPERTS, OTHERS)
-"""Groups of whose rows all jobs get their interval that are like no group's: of their exchanges, experts and
-accelerators nothing had been measured before, and no constant was fitted to them."""
+"""Groups whose pooled rows give the interval for jobs that match no group: no constant was fitted to them, and none of
+their collectives, experts and accelerators had been measured before."""
 UNKNOWN = "Blackwell, before its rows were known"
-"""A campaign: rows of two accelerators as they were predicted with Hopper's share of power."""
+"""A campaign: rows of two accelerators, predicted with Hopper's share of power."""
 FOLDS = 10
 LEAST = 4
-"""Rows that an interval needs: four in five of fewer are all."""
+"""Minimum number of rows for an interval: of fewer, four in five are all."""
 ALL = "all"
 
 
@@ -58,19 +58,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class Held:
-    """Shares of rows inside their interval, where it comes from other rows."""
+    """Held-out coverage: shares of rows inside an interval that comes from other rows."""
 
     rows: int
     tenths: float
-    """A tenth of the group left out."""
+    """With a tenth of the group left out."""
     models: float
     campaigns: float
-    """All rows of a campaign left out; where that leaves none of a group, the interval is that of others."""
+    """With all rows of a campaign left out; if none of the group remain, the interval of OTHERS is used."""
 
 
 def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> list[Measured]:
-    """The rows of `files`, iterations or tokens a second, and those of Megatron, Narayanan, torchtitan, NeMo and
-    Megatron Bridge; without those that constants were fitted to."""
+    """The rows of `files`, iterations or tokens/s, and those of Megatron, Narayanan, torchtitan, NeMo and Megatron
+    Bridge, except rows that constants were fitted to."""
     fitted = {_key(row.model, row.job, row.cluster) for fit in refit.fits().values() for row in refit.samples(fit)}
     found: list[Measured] = []
     for path in files:
@@ -99,7 +99,7 @@ def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda lin
 
 
 def _bridge() -> list[bridge.Published]:
-    """Megatron Bridge's rows, one a job: of those that were measured with several containers, the first."""
+    """Megatron Bridge's rows, one per job: for jobs measured with several containers, the first."""
     first: dict[tuple[object, ...], bridge.Published] = {}
     for one in sorted(bridge.published_rows(), key=lambda one: one[0]):
         first.setdefault(_of(one[1]), one)
@@ -107,7 +107,7 @@ def _bridge() -> list[bridge.Published]:
 
 
 def _before_its_rows() -> list[Measured]:
-    """Dense models on B200 and GB200, as if nobody had measured any there."""
+    """Dense models on B200 and GB200, predicted as before any measurement there was known."""
     part = [one for one in _bridge() if one[1].cluster != "h100-dgx" and one[1].job.ep == 1]
     hopper = accelerators()["h100"].power_share
     with refit.trying(dict.fromkeys(refit.fits()["blackwell"].constants, hopper)):
@@ -123,16 +123,16 @@ def _of(request: Request) -> tuple[object, ...]:
 
 
 def _key(model: Model, job: Job, cluster: str) -> tuple[object, ...]:
-    """What tells rows apart: a model's name may be that of a row, and mxfp8 differs from fp8 by a byte in 32."""
+    """Identity of a row: a model's name may differ between sources, and mxfp8 differs from fp8 by one byte in 32."""
     assert isinstance(model, Transformer)
     job = job.replace(precision="fp8") if job.precision == "mxfp8" else job
     return model.layers, model.hidden, model.heads, job, cluster
 
 
 def _measured(campaign: str, model: Model, job: Job, cluster: Cluster, row: Row, name: str = "") -> Measured:
-    """`name`: of the model, where that is not its own."""
+    """`name`: of the model, if different from its own."""
     assert isinstance(model, Transformer)
-    ratio = row.measured / row.predicted if row.unit == "s" else row.predicted / row.measured  # others are rates
+    ratio = row.measured / row.predicted if row.unit == "s" else row.predicted / row.measured  # other units are rates
     return Measured(interval.kind(job, model, cluster), campaign, name or model.name, job.gpus, ratio)
 
 
@@ -160,12 +160,12 @@ def _throughput(path: Path, fitted: set[tuple[object, ...]]) -> list[Measured]:
 
 
 def _gives(name: str, row: Measured) -> bool:
-    """Whether a group's interval comes from this row, too."""
+    """Whether a group's interval includes this row."""
     return row.group == name or (name == OTHERS and row.group in POOLED)
 
 
 def groups(rows: Sequence[Measured]) -> dict[str, Group]:
-    """The spread of each group, and how often it holds for rows that it was not taken from."""
+    """Spread of each group, and its coverage of held-out rows."""
     judged, result = _judged(rows), {}
     for name, title in TITLES.items():
         basis = [row for row in rows if _gives(name, row)]
@@ -185,7 +185,7 @@ def groups(rows: Sequence[Measured]) -> dict[str, Group]:
 
 
 def by_campaign(rows: Sequence[Measured]) -> dict[str, Held]:
-    """How often intervals hold for the rows of each campaign, and for all."""
+    """Coverage for the rows of each campaign, and for all rows."""
     parts: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
     for row, inside in zip(rows, _judged(rows), strict=True):
         parts[row.campaign].append(inside)
@@ -198,7 +198,7 @@ def _share(inside: Sequence[tuple[bool, ...]]) -> Held:
 
 
 def _judged(rows: Sequence[Measured]) -> list[tuple[bool, ...]]:
-    """Whether each row lies in the interval that it gets without its tenth, its model, its campaign."""
+    """Whether each row lies in its interval with its tenth, its model or its campaign left out."""
     of_group: dict[str, int] = defaultdict(int)
     labels = []
     for row in rows:
@@ -208,7 +208,7 @@ def _judged(rows: Sequence[Measured]) -> list[tuple[bool, ...]]:
 
     @cache
     def limit(group: str, by: int, label: str | int) -> float:
-        """Of a group's rows that are labelled otherwise, or of others' where there are too few."""
+        """Log spread of a group's rows with other labels, or of OTHERS where there are too few."""
         for name in (group, OTHERS):
             others = [row.ratio for row, own in labelled if own[by] != label and _gives(name, row)]
             if len(others) >= LEAST:
@@ -222,7 +222,7 @@ def _judged(rows: Sequence[Measured]) -> list[tuple[bool, ...]]:
 
 
 def write(found: dict[str, Group], path: Path) -> None:
-    """As `emulator/jobs/data/intervals.toml`."""
+    """Write `emulator/jobs/data/intervals.toml`."""
     lines = ["# Spread of measured over predicted seconds, by groups of jobs: switchml validate intervals DIR --write"]
     for name, one in found.items():
         lines += ["", f"[{name}]", f'title = "{one.title}"', f"rows = {one.rows}", f"spread = {one.spread:.4f}"]
@@ -233,7 +233,7 @@ def write(found: dict[str, Group], path: Path) -> None:
 
 
 def to_json(found: dict[str, Group], campaigns: dict[str, Held]) -> dict[str, Any]:
-    """By group, by campaign, and of all rows together."""
+    """JSON object by group, by campaign, and for all rows together."""
     return {
         "groups": {name: vars(one) for name, one in found.items()},
         "campaigns": {name: vars(one) for name, one in campaigns.items() if name != ALL},
@@ -244,7 +244,7 @@ def to_json(found: dict[str, Group], campaigns: dict[str, Held]) -> dict[str, An
 
 
 def tables(found: dict[str, Group], campaigns: dict[str, Held]) -> list[Table]:
-    """For people: groups, and campaigns. Inside: with a tenth, a model, a campaign left out."""
+    """Tables of groups and of campaigns. Inside: with a tenth, a model, a campaign left out."""
     shares = number("inside", "%"), number("model", "%"), number("campaign", "%")
     first = Table([text("group"), number("rows"), number("interval", "± %"), *shares])
     for one in found.values():

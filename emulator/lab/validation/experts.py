@@ -1,6 +1,6 @@
-"""Published rates of the grouped GEMMs of experts: DeepGEMM's (deepseek-ai/DeepGEMM, README of March 2025; H800, with
-an H100's processors), torch._grouped_mm's (pytorch/ao #2490 and #2756, pytorch #156203; the former times as seconds),
-and a loop over cuBLAS (tgale96/grouped_gemm #37). Nothing is fitted to them.
+"""Published rates of grouped GEMMs of experts: DeepGEMM (deepseek-ai/DeepGEMM, README of March 2025; H800, with an
+H100's processors), torch._grouped_mm (pytorch/ao #2490 and #2756, pytorch #156203; the former as times in seconds), and
+a loop over cuBLAS (tgale96/grouped_gemm #37). No constant is fitted to them.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ LOOP = "a loop over cuBLAS"
 
 
 def rows() -> list[Row]:
-    """TFLOP/s of a grouped GEMM of all experts, forward."""
+    """TFLOP/s of the forward grouped GEMM of all experts."""
     return [_row(row) for row in published("experts.csv")]
 
 

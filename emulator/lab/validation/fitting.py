@@ -1,6 +1,6 @@
-"""Where the fitted constants come from: least squares on the logarithm of measured over predicted, with large errors
-counted linearly, so that a few odd measurements don't decide. `split_by_size` fits again without each model size in
-turn: what the rows of a size have to say about themselves is then left out.
+"""Fit of the software constants: least squares on the logarithm of measured over predicted, with large errors counted
+linearly, so that a few outliers don't dominate. `split_by_size` refits without each model size in turn, so that a
+size's own rows don't influence its prediction.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ FITTED = (
     "launch_backward_s",
     "launch_collective_s",
 )
-"""Constants of software; besides these, a cluster's network efficiency and cross-rail efficiency."""
+"""Fitted software constants; a cluster's network efficiency and cross-rail efficiency are fitted, too."""
 BETWEEN = ("efficiency", "cross_rail_efficiency")
 OUTLIER = 0.03
-"""Relative error from which on an error counts linearly."""
+"""Relative error above which an error counts linearly."""
 
 
 def values(cluster: Cluster) -> dict[str, float]:
-    """What is fitted, as the cluster has it."""
+    """The cluster's current values of the fitted constants."""
     result = {name: getattr(cluster.software, name) for name in FITTED}
     return result | {name: getattr(cluster.between, name) for name in BETWEEN}
 
 
 def with_values(cluster: Cluster, fitted: dict[str, float]) -> Cluster:
-    """The cluster with other constants."""
+    """The cluster with other values of the fitted constants."""
     between: dict[str, Any] = {name: fitted[name] for name in BETWEEN}
     return dataclasses.replace(
         cluster,
@@ -82,15 +82,15 @@ def fit(
 
 
 def size_name(model: Transformer) -> str:
-    """What rows of one model size have in common: "hidden 3072"."""
+    """Label of a model size: "hidden 3072"."""
     return f"hidden {model.hidden}"
 
 
 def split_by_size(
     cluster: Cluster, samples: Sequence[Sample], progress: Callable[[str], None] | None = None
 ) -> list[tuple[str, list[Row]]]:
-    """For each model size its rows, predicted with constants fitted to all others (at most 150 of each, evenly
-    taken)."""
+    """For each model size, its rows, predicted with constants fitted to all others (at most 150 rows of each, evenly
+    sampled)."""
     sizes = list(dict.fromkeys(size_name(model) for model, _, _ in samples))
     if len(sizes) < 2:
         raise ConfigError(f"these rows are all of one model size ({sizes[0]}); leaving it out leaves nothing to fit")
@@ -108,7 +108,7 @@ def split_by_size(
 
 
 def predict(cluster: Cluster, samples: Sequence[Sample]) -> list[Row]:
-    """Measured seconds of each sample, and what replaying the job gives."""
+    """Measured seconds of each sample and the prediction from replaying the job."""
     return [predicted.iteration(_name(model, job), model, job, cluster, measured) for model, job, measured in samples]
 
 

@@ -1,8 +1,8 @@
-"""Published tokens a second of frameworks that no constant was fitted to: torchtitan's Llama 3.1 (the same file as its
-memory, `memory/published.py`) and NVIDIA's NeMo 24.09 on DGX H100, pre-training in fp8
-(docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html). What NeMo's page leaves open is
-as its recipes have it: Megatron-Core, sharded optimizer states, sequence parallelism and overlapped exchanges wherever
-there is tensor parallelism, fused attention, nothing recomputed.
+"""Published tokens/s of frameworks that no constant was fitted to: torchtitan's Llama 3.1 (the same file as its memory,
+`memory/published.py`) and NVIDIA's NeMo 24.09 on DGX H100, pre-training in fp8
+(docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html). Options that NeMo's page doesn't
+state are taken from its recipes: Megatron-Core, sharded optimizer states, sequence parallelism and overlapped
+collectives wherever there is tensor parallelism, fused attention, no recomputation.
 """
 
 from emulator.jobs.description import Request
@@ -15,11 +15,11 @@ from emulator.lab.validation.rows import published as read
 TORCHTITAN, NEMO = "h100-grand-teton", "h100-dgx"
 """Clusters of the publications."""
 Published = tuple[str, Request, float]
-"""Name, job, tokens a second and accelerator."""
+"""Name, job, tokens/s per accelerator."""
 
 
 def torchtitan() -> list[Published]:
-    """Tables 1 to 6. Float8 is of linear layers; attention is torch's SDPA."""
+    """Tables 1 to 6. Float8 applies to linear layers; attention is torch's SDPA."""
     result = []
     rates = [float(row["tokens_per_s_per_gpu"]) for row in read("torchtitan.csv")]
     for (name, model, job, _), rate in zip(torchtitan_memory.torchtitan(), rates, strict=True):
@@ -30,7 +30,7 @@ def torchtitan() -> list[Published]:
 
 
 def nemo() -> list[Published]:
-    """Of NeMo 24.09."""
+    """Rows of NeMo 24.09."""
     return [_nemo(row) for row in read("nemo.csv")]
 
 
@@ -45,12 +45,12 @@ def _nemo(row: dict[str, str]) -> Published:
 
 
 def rows(published: list[Published]) -> list[Row]:
-    """Tokens a second of all accelerators."""
+    """Tokens/s summed over all accelerators."""
     return [predicted.throughput(name, request, rate * request.job.gpus)[0] for name, request, rate in published]
 
 
 def groups() -> list[tuple[str, list[Row]]]:
-    """By publication; torchtitan's rows of context parallelism by themselves."""
+    """Rows by publication; torchtitan's context-parallel rows are a separate group."""
     titan = torchtitan()
     shared = [one for one in titan if one[1].job.cp > 1]
     return [

@@ -23,12 +23,13 @@ COLUMNS = (
     "iteration time (ms)",
 )
 VOCABULARY = 51200
-"""GPT-2's 50257, padded so that it splits (Megatron-LM's default of 128 times the tensor-parallel size, at most 8)."""
+"""GPT-2's 50257 tokens, padded for tensor parallelism (Megatron-LM's default of a multiple of 128 times the
+tensor-parallel size, at most 8)."""
 
 
 def read(path: Path, recompute: str = "auto") -> list[tuple[Transformer, Job, float]]:
-    """Model, job and measured seconds of each row. `recompute`: as in a job, or "auto": jobs that fill more than one
-    node of 8 recompute all activations, as the publication says, and smaller ones keep them."""
+    """Model, job and measured seconds of each row. `recompute`: as in a job, or "auto": jobs on more than one node of 8
+    recompute all activations, as the publication states, and smaller ones don't recompute."""
     return [_row(row, where, recompute) for where, row in measured_table(path, COLUMNS)]
 
 

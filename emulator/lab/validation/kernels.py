@@ -1,7 +1,8 @@
-"""Kernels of a traced job carried to another accelerator (`switchml trace replay --accelerator`), beside the same job
-traced there: one inference of each of five models of Hugging Face on H100 and MI300X (AMD-AGI/TraceLens,
-tests/traces/{h100,mi300}, MIT), their kernels by name; long names are cut where that leaves their class. Of two of
-them, bert-small and Qwen1.5-0.5B, is what data sheets don't say (emulator/traces/whatif/data/kernels.toml).
+"""Kernel times of a traced job converted to another accelerator (`switchml trace replay --accelerator`), compared with
+the same job traced there: one inference of each of five Hugging Face models on H100 and MI300X (AMD-AGI/TraceLens,
+tests/traces/{h100,mi300}, MIT), with kernels by name; long names are cut where their class remains recognizable. Two of
+the models, bert-small and Qwen1.5-0.5B, were used to determine constants that data sheets don't state
+(emulator/traces/whatif/data/kernels.toml).
 """
 
 from collections import defaultdict
@@ -13,7 +14,7 @@ from emulator.traces.whatif.speeds import between
 
 
 def rows() -> list[Row]:
-    """Seconds of all kernels of a model, each way."""
+    """Seconds of all kernels of a model, in both directions."""
     kernels: dict[str, dict[str, list[tuple[str, int, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in published("kernels.csv"):
         kernels[row["model"]][row["accelerator"]].append((row["kernel"], int(row["count"]), float(row["seconds"])))

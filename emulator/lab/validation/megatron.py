@@ -36,7 +36,7 @@ def _gpt(row: dict[str, str]) -> Transformer:
 
 
 def _job(row: dict[str, str], **fields: Any) -> Job:
-    """A row's layout."""
+    """Parallelism and options of a row's job."""
     return Job(
         **job_fields(row, "micro_batch", "tp", "pp", "virtual_stages"),
         recompute=row["recompute"],
@@ -46,7 +46,7 @@ def _job(row: dict[str, str], **fields: Any) -> Job:
 
 
 def table5() -> list[tuple[str, Transformer, Job, float]]:
-    """Name, model, job and measured seconds of an iteration."""
+    """Name, model, job and measured iteration seconds of each row of table 5."""
     rows = []
     for row in published("table5.csv"):
         job = _job(row, gpus=int(row["gpus"]), batch=int(row["batch"]), overlap=False)
@@ -55,13 +55,13 @@ def table5() -> list[tuple[str, Transformer, Job, float]]:
 
 
 def times(cluster: Cluster) -> list[Row]:
-    """Table 5."""
+    """Table 5: iteration times."""
     return [predicted.iteration(name, model, job, cluster, measured) for name, model, job, measured in table5()]
 
 
 def memories() -> list[Row]:
-    """Figures 1 and 7: bytes of the layers on the first stage, in GiB. Weights and optimizer: 18 bytes a parameter, as
-    Megatron-LM keeps gradients in fp32."""
+    """Figures 1 and 7: bytes of the layers on the first stage, in GiB. Weights and optimizer: 18 bytes per parameter,
+    as Megatron-LM stores gradients in fp32."""
     rows = []
     for row in published("memory.csv"):
         model, pp = _gpt(row), int(row["pp"])
@@ -78,7 +78,7 @@ def memories() -> list[Row]:
 
 
 def _layers_share(model: Transformer, job: Job) -> float:
-    """Of the fullest rank's parameters, those in its layers' matrices: what the figure counts."""
+    """Share of the fullest rank's parameters that are in its layers' matrices, which the paper's figure counts."""
     matrices = 12.0 * model.layers * model.hidden**2 / (job.tp * job.pp)
     return matrices / max(job.stage_parameters(model, stage) for stage in (0, job.pp - 1))
 
@@ -87,14 +87,14 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 
 def scaling(cluster: Cluster) -> list[Row]:
-    """Narayanan's table 1: TFLOP/s an accelerator."""
+    """Narayanan's table 1: TFLOP/s per accelerator."""
     return [row for _, _, row in scaled(cluster)]
 
 
 def scaled(cluster: Cluster) -> list[tuple[Transformer, Job, Row]]:
-    """The same, with what was run. The paper gives neither micro-batch nor pieces a stage; taken are
-    those among micro-batches of 1, 2, 4 and 8, and one or two pieces, which fit in memory and are fastest, as its
-    authors tuned for."""
+    """Narayanan's table 1 with model and job of each row. The paper states neither micro-batch nor virtual stages; the
+    fastest of micro-batches 1, 2, 4 and 8 with one or two virtual stages that fits in memory is assumed, as its authors
+    tuned for speed."""
     rows = []
     for row in published("narayanan.csv"):
         model, gpus, batch = _gpt(row), int(row["gpus"]), int(row["batch"])
@@ -113,7 +113,7 @@ def scaled(cluster: Cluster) -> list[tuple[Transformer, Job, Row]]:
 
 
 def _candidates(row: dict[str, str], model: Transformer) -> Iterator[Job]:
-    """What may have been run; Megatron-LM has pieces only where they divide the layers."""
+    """Possible jobs of a row; Megatron-LM supports virtual stages only where they divide the layers."""
     pp = int(row["pp"])
     pieces = (1, 2) if pp > 1 and model.layers % (2 * pp) == 0 else (1,)
     for micro, virtual in itertools.product(MICRO_BATCHES, pieces):

@@ -1,5 +1,5 @@
-"""Measured all-reduces, the tables of nccl-tests: a curve is fitted to every other size of a table and predicts the
-sizes between."""
+"""Measured all-reduces from nccl-tests tables: a curve is fitted to every other size of a table and predicts the sizes
+between."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from emulator.lab.validation.rows import Row
 
 
 def held_out(table: tables.Table) -> list[Row]:
-    """Every second size, predicted by a curve that saw only the others."""
+    """Every second size, predicted by a curve fitted to the others."""
     curve = tables.fit(table.size_bytes[::2], table.seconds[::2])
     size, measured = table.size_bytes[1::2], table.seconds[1::2]
     return _rows(table, size, measured, curve.seconds(size))
 
 
 def by_formula(table: tables.Table, cluster: Cluster) -> list[Row]:
-    """All sizes, predicted by the closed form of a cluster's file: nothing fitted to this table."""
+    """All sizes, predicted by the closed form of a cluster's file, without a fit to this table."""
     where = GroupLayout(table.ranks, 1, table.ranks, 1)
     predicted = [collectives.cost(cluster, "all_reduce", size, where).seconds for size in table.size_bytes]
     return _rows(table, table.size_bytes, table.seconds, np.array(predicted))
@@ -33,7 +33,7 @@ def _rows(table: tables.Table, size: np.ndarray, measured: np.ndarray, predicted
 
 
 def size_of(row: Row) -> int:
-    """Bytes."""
+    """Size in bytes."""
     return int(row.name.rsplit(" ", 1)[1])
 
 

@@ -1,5 +1,5 @@
-"""Fitted constants from their rows again: `emulator/cluster/data/fits.toml` names the rows, their weights, where a fit
-starts and where each constant stands. The same file and rows give the same constants, to `DIGITS` digits.
+"""Refit of the fitted constants from their rows: `emulator/cluster/data/fits.toml` names the rows, their weights, the
+start values and the location of each constant. The same file and rows give the same constants, to `DIGITS` digits.
 """
 
 import contextlib
@@ -28,12 +28,13 @@ from switchml.output_files import whole_file
 from switchml.tables import Table, number, text
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Files of fits.toml are relative to it, measured rows to this folder."""
+"""Base of paths in fits.toml; paths of measured rows are relative to this module's folder."""
 FILE = ROOT / "cluster" / "data" / "fits.toml"
 DIGITS = 3
-"""To which fitted constants are rounded; of a weakly determined one, fewer are known."""
+"""Significant digits of fitted constants; weakly determined ones are less precise."""
 STEP = 0.01
-"""Of a derivative, in logarithms: kernels take other tiles here and there, so that smaller ones see steps."""
+"""Step of a numerical derivative, in logarithms. Predictions are piecewise constant where kernels change tiles, so
+smaller steps would be noisy."""
 _BUILT = (
     accelerator.accelerators,
     accelerator.notes,
@@ -42,11 +43,11 @@ _BUILT = (
     implementations.attention_kernels,
     clusters.load,
 )
-"""What keeps values of the files that constants stand in."""
+"""Caches of values from the files with fitted constants."""
 
 
 Measured = tuple[Model, Job, str, float]
-"""Model, job, cluster, seconds of an iteration."""
+"""Model, job, cluster, iteration seconds."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,19 @@ class Rows:
     """Rows of one file."""
 
     reader: str
-    """How `file` is read: one of READERS."""
+    """Format of `file`: one of READERS."""
     file: str
     weight: float
     cluster: str = ""
-    """Of iterations; throughput's rows name their own."""
+    """Cluster of the iterations; throughput rows name their own."""
     only: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Column → values that it may have."""
+    """Column → allowed values."""
     every: int = 1
 
 
 @dataclass(frozen=True)
 class Constant:
-    """What is fitted. The first of its places has the value, others are copies."""
+    """A fitted constant. The value is read from the first of `places`; the others are copies."""
 
     name: str
     places: tuple[str, ...]
@@ -74,7 +75,7 @@ class Constant:
     start: float
 
     def shipped(self) -> float:
-        """As its file has it."""
+        """Value in its file."""
         path, keys = _place(self.places[0])
         found: Any = datafile.load(path)
         for key in keys:
@@ -84,7 +85,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Fit:
-    """One set of constants and what it is fitted to."""
+    """A set of constants and the rows they are fitted to."""
 
     title: str
     prediction: str
@@ -107,7 +108,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Refitted:
-    """A constant before and after."""
+    """A constant before and after the fit."""
 
     constant: Constant
     fitted: float
@@ -115,13 +116,13 @@ class Refitted:
 
     @property
     def change(self) -> float:
-        """Relative, from what is shipped."""
+        """Relative change from the shipped value."""
         return self.fitted / self.shipped - 1.0
 
 
 @cache
 def fits() -> dict[str, Fit]:
-    """By name."""
+    """All fits, by name."""
     return datafile.build_all(Fit, FILE)
 
 
@@ -173,14 +174,14 @@ READERS = {"iterations": _iterations, "table5": _table5, "throughput": _throughp
 
 
 def predicted_s(fit: Fit, sample: Sample) -> float:
-    """Seconds of an iteration, with the constants of now."""
+    """Predicted seconds of an iteration, with the current constants."""
     costed = plan(sample.model, sample.job, clusters.load(sample.cluster))
     return closed_form_s(costed) if fit.prediction == "formula" else replayed_s(costed)
 
 
 @contextlib.contextmanager
 def trying(values: Mapping[Constant, float]) -> Iterator[None]:
-    """Constants with other values than their files have."""
+    """Context with other values of constants than their files have."""
     changes: dict[Path, dict[str, Any]] = {}
     for constant, value in values.items():
         for place in constant.places:
@@ -211,9 +212,9 @@ def refit(
     start: Mapping[str, float] | None = None,
     rounds: int = 40,
 ) -> list[Refitted]:
-    """The constants that predict a fit's rows best. `rows`: others than its own; `free`: names of those constants that
-    may change (default: all); `start`: where they begin, by name (default: as recorded); `rounds`: of least squares at
-    most. Raises ImportError without scipy."""
+    """Fit the constants to a fit's rows. `rows`: instead of its own; `free`: names of the constants that may change
+    (default: all); `start`: start values, by name (default: as recorded); `rounds`: maximum number of least-squares
+    evaluations. Raises ImportError without scipy."""
     require("scipy")
     from scipy.optimize import least_squares
 
@@ -242,13 +243,13 @@ def refit(
 
 
 def files(fit: Fit) -> list[Path]:
-    """Those that its constants stand in."""
+    """Files with the fit's constants."""
     return list(dict.fromkeys(_place(place)[0] for one in fit.constants for place in one.places))
 
 
 def targets(fit: Fit, path: Path, is_replacing: bool = False) -> dict[Path, Path]:
-    """File of constants → what is written: the first as `path`, the others beside it by their own names. Raises
-    ConfigError where one is there already, unless that may be replaced."""
+    """File of constants → output file: the first is written to `path`, the others next to it under their own names.
+    Raises ConfigError if one exists and may not be replaced."""
     first, *others = files(fit)
     found = {first: path, **{one: path.parent / one.name for one in others}}
     for one in found.values():
@@ -258,7 +259,7 @@ def targets(fit: Fit, path: Path, is_replacing: bool = False) -> dict[Path, Path
 
 
 def write(fit: Fit, found: Sequence[Refitted], out: Mapping[Path, Path]) -> None:
-    """Copies of the files with their fitted constants; everything else in them, comments too, is as it was."""
+    """Write copies of the files with the fitted constants; all other content, including comments, is preserved."""
     require("tomlkit")
     import tomlkit
 
@@ -275,7 +276,7 @@ def write(fit: Fit, found: Sequence[Refitted], out: Mapping[Path, Path]) -> None
 
 
 def _toml(value: float) -> str:
-    """As the files have numbers: powers of ten in threes."""
+    """A number formatted as in the data files: with powers of ten that are multiples of three."""
     power = 3 * math.floor(math.log10(value) / 3)
     return f"{value:.6g}" if -3 <= power < 6 else f"{value / 10.0**power:.6g}e{power}"
 
@@ -286,7 +287,7 @@ def _place(place: str) -> tuple[Path, tuple[str, ...]]:
 
 
 def to_json(found: Sequence[Refitted]) -> dict[str, Any]:
-    """By name."""
+    """JSON object of the constants, by name."""
     return {
         one.constant.name: {
             **asdict(one.constant), "fitted": one.fitted, "shipped": one.shipped, "change": one.change
@@ -296,7 +297,7 @@ def to_json(found: Sequence[Refitted]) -> dict[str, Any]:
 
 
 def table(fit: Fit, found: Sequence[Refitted], rows: int) -> Table:
-    """For people."""
+    """Table of the constants."""
     columns = [text("constant"), number("start"), number("fitted"), number("shipped"), number("change", "%")]
     shown = Table(columns, title=f"{fit.title}: {rows} rows")
     for one in found:

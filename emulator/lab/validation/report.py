@@ -1,4 +1,4 @@
-"""What validations show: rows and averages for people, one JSON object for programs, a picture."""
+"""Output of validations: tables of rows and averages, a JSON object, a plot."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from switchml import tables
 from switchml.tables import Table, number, text
 
 SHOWN = 12
-"""Rows printed of a long table."""
+"""Number of rows printed of a long table."""
 Groups = Sequence[tuple[str, Sequence[Row]]]
 
 
@@ -25,8 +25,8 @@ def show(
     shown: Sequence[Row] | None = None,
     drawn: Groups | None = None,
 ) -> None:
-    """Print `result` as JSON, or tables, and draw if there is a file to draw to. `shown`: rows of the table, default
-    those with the largest errors; `drawn`: groups in the picture, default `groups`."""
+    """Print `result` as JSON, or tables, and plot if there is a plot file. `shown`: rows of the table, by default those
+    with the largest errors; `drawn`: groups in the plot, by default `groups`."""
     if plot_file is not None:
         scatter.draw(drawn or groups, plot_file, f"{what}: predicted against measured")
     if as_json:
@@ -52,7 +52,7 @@ def _print_tables(what: str, rows: Sequence[Row], groups: Groups, shown: Sequenc
 
 
 def averages(groups: Groups) -> Table:
-    """Errors of each group."""
+    """Table of the errors of each group."""
     table = Table(
         [
             text("rows"),
@@ -73,7 +73,7 @@ def averages(groups: Groups) -> Table:
 
 
 def _scale(row: Row) -> tuple[float, str]:
-    """A factor for both figures of a row, and the unit that they then have."""
+    """A factor for both values of a row, and the resulting unit."""
     if row.unit != "s":
         return 1.0, row.unit
     return next((scale for scale in ((1.0, "s"), (1e3, "ms")) if row.measured * scale[0] >= 1.0), (1e6, "µs"))

@@ -1,4 +1,4 @@
-"""Rows of a validation and what they come to; tables of measured figures, those that come along and a user's."""
+"""Rows of a validation and their error summaries; tables of measured values, from the package and from users."""
 
 import csv
 import io
@@ -21,13 +21,13 @@ def published(name: str) -> list[dict[str, str]]:
 
 
 def job_fields(row: Mapping[str, str], *names: str) -> dict[str, Any]:
-    """Fields of a job that stand in a row as whole numbers, and the schedule of its stages' pieces."""
+    """Job fields from a row's integer columns, and the schedule that its virtual stages imply."""
     fields: dict[str, Any] = {name: int(row[name]) for name in names}
     return fields | {"schedule": "interleaved" if fields.get("virtual_stages", 1) > 1 else "1f1b"}
 
 
 def measured_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a user's CSV file: where each stands, and its values by column. Raises ConfigError for a file that
+    """The rows of a user's CSV file: location of each, and its values by column. Raises ConfigError for a file that
     can't be read, lacks a column, has no row, or a row with more or fewer values than columns."""
     reader = csv.DictReader(io.StringIO(read_text(path)))
     try:
@@ -40,7 +40,7 @@ def measured_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[s
     if not rows:
         raise ConfigError(f"{path}: expected at least one row below the columns")
     for where, row in rows:
-        if None in row or None in row.values():  # as DictReader has what is too much, and what is missing
+        if None in row or None in row.values():  # DictReader's markers of excess and missing values
             raise ConfigError(f"{where}: expected {len(reader.fieldnames or ())} values, one for each column")
     return rows
 
@@ -54,16 +54,17 @@ class Row:
     predicted: float
     unit: str
     factor: float | None = None
-    """By which the interval stated for it reaches up and down (`emulator/jobs/interval.py`); None: none is stated."""
+    """Factor by which the stated interval extends up and down (`emulator/jobs/interval.py`); None: no interval is
+    stated."""
 
     @property
     def error(self) -> float:
-        """Relative; positive: predicted too much."""
+        """Relative error; positive if the prediction is too large."""
         return self.predicted / self.measured - 1.0
 
 
 class HasError(Protocol):
-    """A prediction beside a measurement, with a relative error."""
+    """A prediction and a measurement, with a relative error."""
 
     @property
     def error(self) -> float: ...
@@ -83,18 +84,18 @@ def worst(rows: Sequence[Compared]) -> Compared:
 
 
 def within_5_percent(rows: Sequence[HasError]) -> float:
-    """Share of the rows."""
+    """Share of the rows with at most 5 % error."""
     return mean(abs(row.error) <= 0.05 for row in rows)
 
 
 def inside(rows: Sequence[Row]) -> float | None:
-    """Share of the rows that lie in the interval stated for them; None where none is."""
+    """Share of the rows that lie in the interval stated for them; None if no row has an interval."""
     stated = [1 / row.factor <= row.predicted / row.measured <= row.factor for row in rows if row.factor is not None]
     return mean(stated) if stated else None
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """For --json."""
+    """JSON object of the rows and their errors."""
     far = worst(rows)
     return {
         "rows": [asdict(row) | {"error": row.error} for row in rows],

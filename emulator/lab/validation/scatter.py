@@ -1,5 +1,5 @@
-"""Draws predicted against measured: one point a row on logarithmic axes, the diagonal, and bands of 5 and 20
-percent."""
+"""Scatter plot of predicted against measured: one point per row on logarithmic axes, the diagonal, and bands of 5 and
+20 percent."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from switchml.pages.panels import Point, Points
 
 
 def draw(groups: Sequence[tuple[str, Sequence[Row]]], path: Path, title: str) -> None:
-    """Write `path`: one panel for each unit among the rows, one colour for each group. Raises ConfigError as
+    """Write the plot to `path`: one panel for each unit among the rows, one color for each group. Raises ConfigError as
     `plotting.check` does."""
     groups = [(f"MAPE {mape(rows):.1%}: {name}", rows) for name, rows in groups if rows]
     units = list(dict.fromkeys(rows[0].unit for _, rows in groups))

@@ -1,5 +1,5 @@
-"""Published tokens a second of whole jobs: the tables of mosaicml/llm-foundry (MPT under FSDP), and others with the
-same columns. Each row becomes a job on the cluster of its accelerators, emulated as `switchml emulate` does it.
+"""Published tokens/s of whole jobs: the tables of mosaicml/llm-foundry (MPT under FSDP), and other tables with the same
+columns. Each row becomes a job on the cluster of its accelerators, emulated as by `switchml emulate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,15 @@ COLUMNS = (
     "tokens_per_s",
 )
 CLUSTERS = {"a100_40gb": "a100-40g-roce1600", "a100_80gb": "a100-roce1600", "h100_80gb": "h100-dgx"}
-"""The README of the published tables: 1600 Gb/s of RoCE between nodes of A100; of H100 it says nothing."""
+"""From the README of the published tables: 1600 Gb/s of RoCE between nodes of A100; it doesn't state H100's network."""
 PRECISIONS = {"amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16", "fp16": "fp16", "amp_fp8": "fp8", "fp8": "fp8"}
 REDUCED_BYTES = {"PURE": 2, "DEFAULT": 4}
-"""Of a gradient on the wire: Composer's names for torch's MixedPrecision (composer/trainer/mosaic_fsdp_utils.py)."""
+"""Bytes of a gradient element on the wire, by Composer's names for torch's MixedPrecision
+(composer/trainer/mosaic_fsdp_utils.py)."""
 
 RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 FIRST = ("bf16", "fp16")
-"""Names of precisions in the first tables, of May 2023, which ran on torch 1.13."""
+"""Precision names in the first tables, of May 2023, which ran on torch 1.13."""
 
 
 Value = TypeVar("Value")
@@ -45,19 +46,19 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Measured:
-    """One row: a job and what it reached."""
+    """One row: a job and its measured throughput."""
 
     name: str
     group: str
-    """Accelerator and precision, which rows are averaged by."""
+    """Accelerator and precision, by which rows are averaged."""
     request: Request
     tokens_per_s: float
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A row with its prediction. `refused`: what keeps the job from running, as far as the emulator knows; it is
-    predicted all the same where that is memory, and `row` is None where it is something else."""
+    """A row with its prediction. `refused`: the reason why the emulator considers the job infeasible; with insufficient
+    memory the job is predicted anyway, with other reasons `row` is None."""
 
     measured: Measured
     row: Row | None
@@ -65,7 +66,7 @@ class Predicted:
 
 
 def read(path: Path, cluster: str | None = None) -> list[Measured]:
-    """The rows of a file, all of them on `cluster` where one is named. Raises ConfigError."""
+    """The rows of a file, all of them on `cluster` if given. Raises ConfigError."""
     return [_measured(row, where, cluster) for where, row in measured_table(path, COLUMNS)]
 
 
@@ -83,7 +84,7 @@ def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
     if min(gpus, sequence, batch, micro) < 1 or not 0 < tokens_per_s < float("inf"):
         raise ConfigError(f"{where}: expected numbers above 0")
     precision, flags = chosen("precision", PRECISIONS), {"True": True, "False": False}
-    # Composer takes micro-batches that don't divide the batch; a whole number of them has as many tokens a second.
+    # Composer accepts micro-batches that don't divide the batch; a whole number of them has the same tokens/s.
     each = gpus * micro
     job = Job(
         gpus=gpus,
@@ -108,7 +109,7 @@ def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
 
 
 def predict(rows: Sequence[Measured]) -> list[Predicted]:
-    """Each row's job, emulated."""
+    """Emulate each row's job."""
     return [_predicted(row) for row in rows]
 
 
@@ -121,6 +122,6 @@ def _predicted(measured: Measured) -> Predicted:
 
 
 def _does_not_fit(emulation: Emulation) -> str:
-    """In words, or nothing."""
+    """Required and available memory as text, or "" if the job fits."""
     needed, available = emulation.memory.total, emulation.plan.cluster.device.memory_bytes
     return f"{memory_text(needed)} of {memory_text(available)}" if needed > available else ""

@@ -1,4 +1,4 @@
-"""An agent in virtual time: the real core (host_agent/core.py), which takes a turn on every packet, timer or call."""
+"""An agent in virtual time: the real core (host_agent/core.py), run on every packet, timer or call."""
 
 import itertools
 from collections.abc import Callable
@@ -16,12 +16,14 @@ from switchml.errors import JobError
 from switchml.protocol.worker import Worker
 
 _MOST_TURNS = 1000
-"""Turns of one wake-up. An agent needs a few; with more, each leaves work for another one."""
+"""Maximum turns per wake-up. An agent needs a few; more indicate a livelock, with each turn creating
+work for the next."""
 
 
 class VirtualAgent:
-    """`send(packet)` transmits a datagram, with `endpoint` as its source. `inbox_packets`: capacity of the receive
-    buffer; `clock`: its host's; `deadline_s`: the job's. While `is_stopped` the agent does nothing."""
+    """An agent in virtual time. `send(packet)` transmits a datagram, with `endpoint` as its source. `inbox_packets`:
+    capacity of the receive buffer; `clock`: its host's; `deadline_s`: the job's. While `is_stopped` the agent does
+    nothing."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class VirtualAgent:
 
     @property
     def endpoint(self) -> int:
-        """The source of its datagrams."""
+        """Source address of its datagrams."""
         return self._turns.job
 
     @endpoint.setter
@@ -68,7 +70,7 @@ class VirtualAgent:
 
     @property
     def _now(self) -> int:
-        """By its own clock, in ns."""
+        """Time of its own clock in ns."""
         return self._clock.show(self.env.now)
 
     @property
@@ -80,17 +82,17 @@ class VirtualAgent:
         self.work()
 
     def receive(self, packet: Packet) -> None:
-        """A datagram has arrived."""
+        """Handle an arriving datagram."""
         if len(self._inbox) < self._inbox_packets and not self._is_paused:
             self._inbox.append(packet)
             self.work()
 
     def stop(self) -> None:
-        """As SIGSTOP."""
+        """Stop as by SIGSTOP."""
         self.is_stopped = True
 
     def cont(self) -> None:
-        """As SIGCONT."""
+        """Continue as by SIGCONT."""
         self.is_stopped = False
         self.work()
 
@@ -101,33 +103,33 @@ class VirtualAgent:
         self.session.leave()
 
     def vanish(self) -> None:
-        """The process has died."""
+        """Handle the death of the process."""
         self.is_over = True
         self._alarm.set(None)
 
     def pause(self) -> None:
-        """Move no packets; what arrives is lost."""
+        """Stop sending packets; arriving packets are lost."""
         self._is_paused = True
         self._inbox = []
 
     def resume(self) -> None:
-        """After `pause`."""
+        """Continue after `pause`."""
         self._is_paused = False
         self.work()
 
     def migrate(self, session: Session, worker: Worker, agreed: bytes) -> None:
-        """While paused: go on at another aggregator, with a new worker of the job there."""
+        """While paused: switch to another aggregator, with a new worker of the job there."""
         self.core.worker.resume(worker, agreed, self._now)
         self.session = session
         self.core.moved(session.info)
 
     def on_event(self, event: SessionEvent) -> None:
-        """What the session reports."""
+        """Handle an event of the session."""
         self.core.on_event(event, self._now_s)
         self.work()
 
     def work(self) -> None:
-        """One wake-up of the agent's thread: take turns until there is nothing left to do."""
+        """One wake-up of the agent's thread: run turns until no work is left."""
         if self.is_over or self.is_stopped or self._is_working or (self._is_paused and self.core.error is None):
             return
         core = self.core
@@ -148,7 +150,7 @@ class VirtualAgent:
                         self._send(packet)
                 done = self._turns.completed > core.completed
                 core.finish_turn(self._now_s)
-                # Callbacks may have submitted calls, and the core may have failed. (What is queued may have to wait.)
+                # Callbacks may have submitted calls, and the core may have failed. (Queued calls may have to wait.)
                 if not (done or core.calls > calls or core.error is not None):
                     break
         finally:

@@ -1,6 +1,6 @@
 """Seeds of `switchml simulate --best-effort`: jobs that share the few slots of a switch, with the aggregator behind it
-(docs/protocol.md, section 14). Links between the two lose, repeat and reorder packets like the others; ranks die and
-the switch with its aggregator crashes, as in plan.py."""
+(docs/protocol.md, section 14). The links between switch and aggregator lose, duplicate and reorder packets like the
+others; ranks die and the switch with its aggregator crashes, as in plan.py."""
 
 import random
 from dataclasses import replace
@@ -11,7 +11,7 @@ from emulator.networks.netsim.config import LinkConfig
 
 
 def draw_best_effort(seed: int) -> FaultPlan:
-    """The plan of a seed."""
+    """Draw the plan of a seed."""
     plan, chooser = draw(seed), random.Random(f"best effort {seed}")
     jobs, hosts = [], 0
     for number in range(chooser.choice([2, 2, 2, 3])):
@@ -23,7 +23,7 @@ def draw_best_effort(seed: int) -> FaultPlan:
     is_rough = bool(plan.link.loss or plan.link.duplicate or plan.link.late)
     behind = LinkConfig(
         rate_bps=plan.link.rate_bps * chooser.choice([1.0, 4.0, 10.0]),
-        delay_s=chooser.choice([1e-6, 1e-4, 2e-3]),  # slots may be held for 2 ms
+        delay_s=chooser.choice([1e-6, 1e-4, 2e-3]),  # slots may be occupied for 2 ms
         queue_bytes=chooser.choice([0, 0, 30_000]) if is_rough else 0,
         loss=chooser.choice([0.0, 0.01, 0.1, 0.3]) if is_rough else 0.0,
         duplicate=chooser.choice([0.0, 0.02, 0.2]) if is_rough else 0.0,

@@ -1,7 +1,8 @@
-"""Bugs to plant (`switchml simulate --plant`), to see that seeds find them.
+"""Bugs for mutation testing (`switchml simulate --plant`): each is planted in the code to check that seeds find it.
 
-Each names a function, a place in it, and what stands there instead. No source is quoted: a place is found by the names
-and operators in it. Where a function has none such, or several, planting is an error, so that the table cannot rot.
+A bug names a function, a place in it, and the replacement code. No source is quoted: a place is found by the names and
+operators in it. Planting raises an error if a function has no such place, or several, so that the table stays in sync
+with the code.
 """
 
 import ast
@@ -14,14 +15,14 @@ from switchml.errors import ConfigError
 
 @dataclass(frozen=True)
 class CodePlace:
-    """What of a function is meant: its `kind` ("condition" or "statement") that has all of these words, or the "value"
-    of the variable that they name."""
+    """A place in a function: the "condition" or "statement" (`kind`) that contains all of these words, or the "value"
+    assigned to the variable that they name."""
 
     kind: str
     words: tuple[str, ...]
 
     def nodes(self, function: ast.AST, source: str) -> list[ast.expr | ast.stmt]:
-        """All such places of a function."""
+        """All matching AST nodes of a function."""
         if self.kind == "value":
             assigned = [pair for node in ast.walk(function) for pair in _assigned(node)]
             return [value for target, value in assigned if (ast.unparse(target),) == self.words]
@@ -36,7 +37,7 @@ class CodePlace:
 
 
 def _assigned(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-    """(target, value) of each assignment that a statement makes."""
+    """(target, value) of each assignment in a statement."""
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         return [(node.target, node.value)]
     if not isinstance(node, ast.Assign):
@@ -48,29 +49,29 @@ def _assigned(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
 
 
 def _words(node: ast.AST, source: str) -> set[str]:
-    """Names, numbers and operators of a piece of source."""
+    """Names, numbers and operators of a source fragment."""
     text = ast.get_source_segment(source, node) or ""
     return {token.string for token in tokenize.generate_tokens(io.StringIO(f"({text})").readline)}
 
 
 def value_of(name: str) -> CodePlace:
-    """What is assigned to a variable."""
+    """The value assigned to a variable."""
     return CodePlace("value", (name,))
 
 
 def condition(*words: str) -> CodePlace:
-    """What an `if` or `elif` asks."""
+    """The condition of an `if` or `elif`."""
     return CodePlace("condition", words)
 
 
 def statement(*words: str) -> CodePlace:
-    """An assignment, a call or a return."""
+    """An assignment, call or return statement."""
     return CodePlace("statement", words)
 
 
 @dataclass(frozen=True)
 class Bug:
-    """In `function` (MODULE:NAME), `wrong` stands at a place."""
+    """A bug: the code at a place in `function` (MODULE:NAME) is replaced by `wrong`."""
 
     function: str
     place: CodePlace
@@ -79,11 +80,12 @@ class Bug:
 
     @property
     def file(self) -> str:
-        """The module's, from the folder of the packages."""
+        """File of the module, relative to the packages' folder."""
         return self.function.partition(":")[0].replace(".", "/") + ".py"
 
     def planted(self, source: str) -> str:
-        """The module's source with the bug. Raises ConfigError if there is no such function, or not one such place."""
+        """The module's source with the bug. Raises ConfigError if the function doesn't exist, or the place is missing
+        or ambiguous."""
         name = self.function.partition(":")[2]
         scope: ast.AST = ast.parse(source)
         for part in name.split("."):

@@ -1,6 +1,6 @@
-"""Many seeds on all cores, and planted bugs to check that seeds find them.
+"""Runs of many seeds on all cores, and mutation tests: planted bugs that seeds should find.
 
-A planted bug is a copy of the three packages with one of bugs.py's in it, run in a separate process.
+A planted bug is a copy of the three packages with one of bugs.py's bugs, run in a separate process.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ PACKAGES = ("switchml", "host_agent", "emulator")
 
 
 def outcomes(seeds: Iterable[int], processes: int, kind: str = "") -> Generator[Outcome, None, None]:
-    """Play seeds of a kind (a key of world.DRAWS), in their order."""
+    """Run seeds of a kind (a key of world.DRAWS). Yields the outcomes in the order of the seeds."""
     with quiet_agents():
         if processes == 1:
             for seed in seeds:
@@ -45,7 +45,7 @@ def outcomes(seeds: Iterable[int], processes: int, kind: str = "") -> Generator[
 
 @contextlib.contextmanager
 def quiet_agents() -> Iterator[None]:
-    """Silence the agents' warnings of stalls, which are all intended here."""
+    """Silence the agents' warnings of stalls, which are expected here."""
     level = logging.getLogger("host_agent").level
     _quiet()
     try:
@@ -77,10 +77,10 @@ class Tally:
     """Hash over the traces of all seeds."""
     failures: list[Outcome] = field(default_factory=list)
     interrupted: bool = False
-    """Ctrl-C ended it."""
+    """Whether it was ended by Ctrl-C."""
 
     def add(self, outcome: Outcome) -> None:
-        """Count one more run."""
+        """Add the outcome of a run."""
         self.seeds += 1
         for name in ("events", "packets", "sums", "errors"):
             setattr(self, name, getattr(self, name) + getattr(outcome, name))
@@ -96,7 +96,8 @@ def campaign(
     most_failures: int = 10,
     kind: str = "",
 ) -> Tally:
-    """Play seeds of a kind until all are done, `most_failures` have failed, or Ctrl-C. `say` gets each outcome."""
+    """Run seeds of a kind until all are done, `most_failures` have failed, or Ctrl-C. `say` is called with each
+    outcome."""
     tally, trace = Tally(), hashlib.blake2b(digest_size=8)
     with contextlib.closing(outcomes(seeds, processes, kind)) as played:
         try:
@@ -114,7 +115,7 @@ def campaign(
 
 
 def plant(name: str) -> Path:
-    """A copy of our packages with bug `name` in it. Raises ConfigError if the bug or its place does not exist."""
+    """Create a copy of the packages with bug `name`. Raises ConfigError if the bug or its place does not exist."""
     if name not in BUGS:
         raise ConfigError(f"no bug {name!r}: expected one of {', '.join(BUGS)}")
     bug, source = BUGS[name], Path(__file__).resolve().parents[3]
@@ -128,7 +129,7 @@ def plant(name: str) -> Path:
 
 
 def run_planted(name: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """`switchml simulate` with `arguments`, by the copy with bug `name`."""
+    """Run `switchml simulate` with `arguments` from the copy with bug `name`."""
     target = plant(name)
     command = [sys.executable, "-m", "switchml", "simulate", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(target)}

@@ -1,7 +1,7 @@
-"""Which outcomes are allowed: every result is compared with the exact one and with the other ranks', and every error
-must have a cause in what the simulation did.
+"""Checks of outcomes: every result is compared with the exact one and with the other ranks', and every error must have
+a cause among the simulated events.
 
-The ledger of an incarnation (one start of one job at one aggregator) records what only the simulation knows.
+The ledger of an incarnation (one start of one job at one aggregator) records facts known only to the simulation.
 """
 
 from dataclasses import dataclass, field
@@ -24,22 +24,23 @@ from switchml.errors import (
 )
 
 Key = tuple[int, int]
-"""An incarnation: which start of the aggregator, and the job's number there."""
+"""An incarnation: generation (number of starts) of the aggregator, and the job's number there."""
 
 
 MOST_DEADLINES = 10
-"""As long as a sum that does not wait for late ranks may take, besides what it takes without any: one deadline for each
-rank that was there for the chunk before and is not for this one; 3.2 were the most in 300 seeds."""
+"""Upper limit, in deadlines, on the extra time of a sum that doesn't wait for late ranks: one deadline for each rank
+that contributed to the previous chunk but not to this one; the maximum in 300 seeds was 3.2."""
 
 
 class Violation(Exception):
-    """An outcome that is not allowed: the message says what happened, to which rank, and why it is wrong."""
+    """A forbidden outcome: the message states what happened, to which rank, and why it is wrong."""
 
 
 @dataclass
 class Ledger:
-    """`seed`: of its tensors. `departed`: ranks that are no longer in the job, and why: "left" or "lost".
-    `results[call]`: the result's bytes. `finished[rank]`: how many results a rank had when it left."""
+    """Record of one incarnation. `seed`: of its tensors. `departed`: ranks no longer in the job, with the reason:
+    "left" or "lost". `results[call]`: the result's bytes. `finished[rank]`: number of results that a rank had when it
+    left."""
 
     job: JobPlan
     seed: tuple[int, ...]
@@ -47,13 +48,13 @@ class Ledger:
     results: dict[int, bytes] = field(default_factory=dict)
     finished: dict[int, int] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
-    """Ranks for which the job began."""
+    """Ranks for which the job has started."""
     all_finished: simpy.Event | None = None
     """Triggered when all ranks have all results (World.all_finished)."""
     disagrees: bool = False
-    """A rank has submitted a different call than the others."""
+    """Whether a rank has submitted a different call than the others."""
     books: dict[int, Book] = field(default_factory=dict)
-    """Of the sums that don't wait for late ranks, by call."""
+    """Books of the sums that don't wait for late ranks, by call."""
     _exact: dict[int, tensors.Exact] = field(default_factory=dict)
 
     def exact(self, number: int) -> tensors.Exact:
@@ -64,17 +65,17 @@ class Ledger:
 
 
 class Checks:
-    """Counts results and errors, and raises Violation for wrong ones."""
+    """Count results and errors; raise Violation for wrong ones."""
 
     def __init__(self, has_faults: bool, goes_on: bool = False):
-        """`has_faults`: something may go wrong; `goes_on`: agents fail over and no rank dies or leaves early, so no
-        call may fail whatever happens to aggregators, if the job began for all ranks."""
+        """`has_faults`: whether faults may occur; `goes_on`: agents fail over and no rank dies or leaves early, so no
+        call may fail whatever happens to aggregators, once the job has started for all ranks."""
         self.ledgers: dict[Key, Ledger] = {}
         self._has_faults, self._goes_on = has_faults, goes_on
         self.sums = self.errors = 0
 
     def result(self, key: Key, number: int, rank: int, result: np.ndarray) -> None:
-        """A collective has ended without an error."""
+        """Check the result of a collective that ended without an error."""
         ledger = self.ledgers[key]
         job, call = ledger.job, ledger.job.calls[number]
         where = f"{job.name} rank {rank} call {number} ({call.kind}, {call.dtype} x {call.numel}, {call.op})"
@@ -82,7 +83,7 @@ class Checks:
         if call.bucket >= 0:
             if len(ledger.books[number].entries) == job.workers:
                 self._balance(ledger, number)
-            return  # others at the end
+            return  # the others are audited at the end
         if ledger.disagrees and number == job.misfit_call and job.misfit == "dtype":
             raise Violation(f"{where} has a result, although rank {job.misfit_rank} called with another dtype")
         if self._mixes(ledger, number):
@@ -100,18 +101,18 @@ class Checks:
             )
         own = result.tobytes()
         if call.kind in ("reduce_scatter", "reduce"):
-            return  # each rank's is its own
+            return  # each rank has its own share
         if ledger.results.setdefault(number, own) != own:
             raise Violation(f"{where}: bits differ from another rank's")
 
     def _balance(self, ledger: Ledger, number: int) -> None:
-        """Audit the book of a call, as far as its ranks got."""
+        """Audit the book of a call, for the ranks that completed it."""
         job, call = ledger.job, ledger.job.calls[number]
         if problem := audit(job, call, ledger.books[number], not self._has_faults):
             raise Violation(f"{job.name} call {number} ({call.dtype} x {call.numel}, {call.op}): {problem}")
 
     def waited(self, job: JobPlan, link: LinkConfig, number: int, rank: int, seconds: float) -> None:
-        """A call of a rank that was not stopped took so long, while nothing was lost."""
+        """Check the duration of a call, for a rank that was not stopped and without packet loss."""
         if seconds > MOST_DEADLINES * job.deadline_s + usual_s(job, link):
             raise Violation(
                 f"{job.name} rank {rank} call {number} took {seconds:.3g} s, although nothing was lost and sums wait "
@@ -119,7 +120,7 @@ class Checks:
             )
 
     def balance_all(self) -> None:
-        """At the end: audit the books of calls that did not end for every rank."""
+        """Audit the books of calls that did not complete on every rank, at the end of the run."""
         for ledger in self.ledgers.values():
             for number, book in ledger.books.items():
                 if len(book.entries) < ledger.job.workers:
@@ -135,8 +136,9 @@ class Checks:
         broke: bool,
         is_behind: bool = False,
     ) -> None:
-        """An all-reduce has ended with `error`. `is_late`: one of the agent's calls has exceeded its timeout. `broke`:
-        the rank's own control connection broke. `is_behind`: others went on, so that results of its are gone."""
+        """Check the error of a collective. `is_late`: one of the agent's calls has exceeded its timeout. `broke`: the
+        rank's own control connection broke. `is_behind`: the other ranks went on, so that results for this rank are no
+        longer available."""
         ledger = self.ledgers[key]
         self.errors += 1
         may_be_lost = not self._goes_on or len(ledger.started) < ledger.job.workers
@@ -158,22 +160,22 @@ class Checks:
 
     @staticmethod
     def _mixes(ledger: Ledger, number: int) -> bool:
-        """Whether a rank called something else before call `number`, or at it a kind whose queue goes on: the ranks'
-        chunks no longer belong together (docs/protocol.md, section 5), and what is summed may be another call's, or not
-        fit."""
+        """Whether a rank made a different call before call `number`, or, at it, a call whose kind uses another queue:
+        the ranks' chunks no longer match (docs/protocol.md, section 5), and a sum may mix different calls, or overflow.
+        """
         job = ledger.job
         return ledger.disagrees and number >= job.misfit_call + (job.misfit == "dtype")
 
     def _explains(self, ledger: Ledger, number: int, rank: int, error: PeerLost) -> bool:
-        """Whether the ranks that `error` names departed before they contributed to call `number`: a rank that left
-        with its result does not keep others from getting theirs, unless they are at different calls by now."""
+        """Whether the ranks that `error` names departed before they contributed to call `number`. A rank that left with
+        its result does not prevent others from completing, unless they are at different calls."""
         if not error.ranks or not set(error.ranks) <= set(ledger.departed) - {rank}:
             return False
         is_needed = any(ledger.departed[r] == "lost" or ledger.finished.get(r, 0) <= number for r in error.ranks)
         return is_needed or self._mixes(ledger, number) or any(how == "lost" for how in ledger.departed.values())
 
     def refusal(self, job: JobPlan, rank: int, error: JoinError) -> None:
-        """A rank could not join."""
+        """Check that a rank's join was refused for a reason."""
         self.errors += 1
         if not self._has_faults and not job.misfit:
             raise Violation(f"{job.name} rank {rank}: refused, although nothing went wrong: {error}")

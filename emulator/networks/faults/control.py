@@ -1,7 +1,7 @@
-"""Job control in virtual time: the real registry (switchml/control/jobs.py) behind connections with latency, which
-break when a process ends and time out after the peer timeout when nothing gets through.
+"""Job control in virtual time: the real registry (switchml/control/jobs.py) behind simulated connections with latency,
+which break when a process ends and time out after the peer timeout when no message gets through.
 
-Both ends behave as client.py and service.py do over gRPC: a rank's stream is its membership, joining an unreachable
+Both ends behave as client.py and service.py over gRPC: a rank's stream is its membership, joining an unreachable
 aggregator is retried, and a refusal is final.
 """
 
@@ -26,16 +26,16 @@ from switchml.control.server import EXPIRY_PERIOD_S
 from switchml.errors import JoinError
 
 _MOST_STARTS = 1000
-"""Of one aggregator in a run, so that numbers of starts are different for each."""
+"""Maximum starts of one aggregator in a run, so that generations of different aggregators are distinct."""
 
 
 Key = tuple[int, int]
-"""Which start of an aggregator, and which job there."""
+"""Generation (number of starts) of an aggregator, and the job's number there."""
 
 
 class Connection:
-    """One rank's stream, seen from both ends. Messages keep their order, and wait while the host is cut off or the
-    receiving process is paused."""
+    """One rank's stream, with both ends. Messages are delivered in order, and are queued while the host is cut off or
+    the receiving process is paused."""
 
     def __init__(self, control: Control, host: int, session: Session):
         self.control, self.host, self.session = control, host, session
@@ -45,7 +45,7 @@ class Connection:
         self._queued: dict[str, list[Callable[[], None]]] = {"up": [], "down": []}
 
     def send(self, direction: str, action: Callable[[], None]) -> None:
-        """Do `action` at the other end, unless that end is closed by then. `direction`: "up" (to the aggregator) or
+        """Run `action` at the other end, unless that end is closed by then. `direction`: "up" (to the aggregator) or
         "down"."""
         env = self.control.env
         self._arrival[direction] = max(self._arrival[direction], env.now + self.control.latency_ns())
@@ -61,44 +61,43 @@ class Connection:
             action()
 
     def release(self) -> None:
-        """Deliver what was queued while the host was unreachable or paused."""
+        """Deliver messages queued while the host was unreachable or paused."""
         queued, self._queued = self._queued, {"up": [], "down": []}
         for direction, actions in queued.items():
             for action in actions:
                 self._arrive(direction, action)
 
-    # -- either end gives up --
+    # -- failure of either end --
 
     def close_client(self) -> None:
-        """The client's process ended, or it closes the connection; the aggregator hears of it."""
+        """Close the client's end, when its process ends or leaves; the aggregator is notified."""
         if self.client_open:
             self.client_open = False
             self.send("up", lambda: self.break_server("disconnected"))
 
     def break_server(self, how: str) -> None:
-        """The aggregator finds the connection broken."""
+        """Close the aggregator's end, on a broken connection."""
         if self.server_open:
             self.server_open = False
             self.control.connection_lost(self, how)
             self.send("down", lambda: self.break_client("the connection to the aggregator broke"))
 
     def break_client(self, reason: str) -> None:
-        """The client finds the connection broken."""
+        """Close the client's end, on a broken connection."""
         if self.client_open:
             self.client_open = False
             self.session.disconnected(reason)
 
 
 class Session:
-    """The client's side of one membership, in the place of client.Session. `joined` succeeds with None or a
-    JoinError."""
+    """The client's side of one membership; stands in for client.Session. `joined` succeeds with None or a JoinError."""
 
     def __init__(self, control: Control, host: int, request: JoinRequest, timeout_s: float):
         self.control, self.host, self.request = control, host, request
         self.joined = control.env.event()
         self._info: JobInfo | None = None
         self.key: Key | None = None
-        """Which start of the aggregator and which job there, once the job has begun."""
+        """Generation of the aggregator and the job's number there, once the job has started."""
         self._deadline_ns = control.env.now + int(timeout_s * NS)
         at(control.env, self._deadline_ns + int(ANSWER_GRACE_S * NS), self._give_up)
         self._callback: Callable[[Any], None] | None = None
@@ -107,11 +106,11 @@ class Session:
         self._connection: Connection | None = None
         self._try("")
 
-    # -- what an agent uses --
+    # -- the interface that an agent uses --
 
     @property
     def info(self) -> JobInfo:
-        """The job, once it has begun."""
+        """The job, once it has started."""
         assert self._info is not None, "the job has not begun"
         return self._info
 
@@ -131,13 +130,13 @@ class Session:
             connection = self._connection
             if connection is not None and connection.client_open:
                 connection.send("up", lambda: self.control.leave(connection))
-                # The stream is cancelled once Leave has been answered; messages before that are not read any more.
+                # The stream is cancelled once Leave has been answered; messages before that are no longer read.
                 connection.client_open = False
 
     # -- the process --
 
     def vanish(self) -> None:
-        """The process has died."""
+        """Handle the death of the process."""
         self._left = True
         if self._connection is not None:
             self._connection.close_client()
@@ -157,7 +156,7 @@ class Session:
             connection.send("up", lambda: self.control.join(connection, self.request))
 
     def receive(self, event: Any) -> None:
-        """A message of the aggregator."""
+        """Handle a message of the aggregator."""
         if self._left:
             return
         if isinstance(event, Started):
@@ -176,7 +175,7 @@ class Session:
             self._report(AggregatorLost(event.reason))
 
     def disconnected(self, reason: str) -> None:
-        """The stream has ended: before the job starts, join again; afterwards the aggregator is lost."""
+        """Handle the end of the stream: before the job starts, join again; afterwards the aggregator is lost."""
         if self._left:
             return
         if self._info is None:
@@ -199,8 +198,8 @@ class Session:
 
 
 class Control:
-    """The aggregator's process: data plane and registry, new at each start. It reports what only the aggregator knows:
-    that a job has `started` for a rank, and that a rank has `departed`, as it "left" or was "lost"."""
+    """The aggregator's process: data plane and registry, created anew at each start. Callbacks report events known only
+    to the aggregator: `started`, a job has started for a rank, and `departed`, a rank "left" or was "lost"."""
 
     def __init__(
         self,
@@ -231,7 +230,7 @@ class Control:
     def latency_ns(self) -> int:
         return self._chooser.randint(50_000, 500_000)
 
-    # -- life --
+    # -- life cycle --
 
     def start(self) -> None:
         """Start the process."""
@@ -247,7 +246,7 @@ class Control:
         self.env.process(self._expire(self.generation))
 
     def crash(self) -> None:
-        """The process dies; the kernel resets its connections."""
+        """Kill the process; the kernel resets its connections."""
         self.stop()
         for connection in self._connections:
             if connection.server_open:
@@ -268,8 +267,8 @@ class Control:
     # -- faults between a host and the aggregator --
 
     def isolate(self, host: int, among: set[int]) -> None:
-        """A host is silent from now on: `among` is `cut_hosts` or `paused_hosts`. Its pings go unanswered: after the
-        peer timeout both ends close the connection, except a paused process."""
+        """Cut a host off: `among` is `cut_hosts` or `paused_hosts`. Its pings go unanswered: after the peer timeout
+        both ends close the connection, except a paused process."""
         among.add(host)
         since = self._silent_since.setdefault(host, self.env.now)
         if since == self.env.now:
@@ -277,7 +276,7 @@ class Control:
             at(self.env, due, lambda _: self._give_up(host, since))
 
     def release(self, host: int, among: set[int]) -> None:
-        """A host is no longer `among` those."""
+        """Remove a host from `among`, and deliver its queued messages."""
         among.discard(host)
         if host not in self.cut_hosts and host not in self.paused_hosts:
             self._silent_since.pop(host, None)
@@ -294,7 +293,7 @@ class Control:
             if host in self.cut_hosts and host not in self.paused_hosts:
                 connection.break_client(f"the aggregator did not answer for {self._plan.peer_timeout_s:g} s")
 
-    # -- service.py's part --
+    # -- the part of service.py --
 
     @property
     def _live(self) -> JobRegistry:
@@ -310,7 +309,7 @@ class Control:
         try:
             connection.ticket, notices = self._live.join(request, self.env.now / NS)
         except Refused as error:
-            refusal = error  # outlives this clause
+            refusal = error  # `error` is unbound after this clause
             connection.server_open = False
             connection.send("down", lambda: connection.session.receive(refusal))
             return
@@ -328,7 +327,7 @@ class Control:
             self._deliver(self._live.leave(connection.ticket, self.env.now / NS))
 
     def connection_lost(self, connection: Connection, how: str) -> None:
-        """A stream ended without the rank having left."""
+        """Handle a stream that ended without a leave message."""
         if self._streams.pop(connection.ticket, None) is not None and self._live.knows(connection.ticket):
             self._departed(connection.session, "lost")
             self._deliver(self._live.lost(connection.ticket, how, self.env.now / NS))

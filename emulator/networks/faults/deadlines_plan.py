@@ -1,5 +1,5 @@
 """Seeds of `switchml simulate --deadlines`: jobs whose sums don't wait for late ranks (docs/protocol.md, section 13).
-Ranks are slow at times, or stopped, and packets get lost; now and then a rank or the aggregator dies, too."""
+Ranks are slow at times, or stopped, and packets are lost; occasionally a rank or the aggregator dies, too."""
 
 import random
 from dataclasses import replace
@@ -10,9 +10,10 @@ from emulator.networks.netsim.config import LinkConfig
 
 KINDS = ("pause", "pause", "pause", "cut data", "cut up", "cut down", "crash", "aggregator")
 _CALM_SHARE = 0.15
-"""Of the seeds, in which nobody is late and nothing gets lost: every sum is of all ranks."""
+"""Share of seeds in which no rank is late and no packet is lost: every sum includes all ranks."""
 _STEADY_SHARE = 0.25
-"""Of the others, in which ranks are slow or stopped, and nothing else happens: nobody waits for these."""
+"""Share of the other seeds in which ranks are slow or stopped and no other fault occurs: sums don't wait for these
+ranks."""
 _MOST_JOBS = 2
 _LEAST_DEADLINES_S = (0.005, 0.02, 0.1)
 _CALM_DEADLINE_S = 1.0
@@ -22,7 +23,7 @@ _OTHERS = ("all_reduce", "all_reduce", "reduce_scatter", "all_gather", "broadcas
 
 
 def draw_deadlines(seed: int) -> FaultPlan:
-    """The plan of a seed."""
+    """Draw the plan of a seed."""
     plan, chooser = draw(seed), random.Random(f"deadlines {seed}")
     plan = replace(plan, jobs=plan.jobs[:_MOST_JOBS])
     is_calm = chooser.random() < _CALM_SHARE
@@ -53,7 +54,7 @@ def draw_deadlines(seed: int) -> FaultPlan:
 def _job(
     job: JobPlan, chooser: random.Random, link: LinkConfig, span_s: float, is_calm: bool, is_steady: bool
 ) -> JobPlan:
-    """A job of steps: a sum for each bucket of gradients, and now and then another call."""
+    """Draw a job of steps: a sum for each bucket of gradients, and occasionally another call."""
     buckets = [
         PlannedCall(
             chooser.choice(["float32", "float32", "float64"]),
@@ -68,7 +69,7 @@ def _job(
         )
         for number in range(chooser.choice([1, 1, 2, 3]))
     ]
-    if chooser.random() < 0.3:  # two of one shape, which guess exponents from each other
+    if chooser.random() < 0.3:  # two of one shape, whose exponent guesses come from each other
         buckets.append(replace(buckets[0], bucket=len(buckets)))
     calls = []
     others = 0.0 if is_steady else chooser.choice([0.0, 0.0, 0.2])
@@ -79,9 +80,10 @@ def _job(
             dtype = chooser.choice(["float32", "int32", "int64"])
             call = PlannedCall(dtype, chooser.randint(1, 300), "sum", None, 0.0, 0, "", chooser.choice(_OTHERS))
             calls.append(replace(call, root=chooser.randrange(job.workers)))
-    # A step's packets on a rank's link: a deadline below that is one that everybody misses.
+    # Time of a step's packets on a rank's link: with a deadline below that, every rank would be late.
     busy_s = 8 * sum(8 * bucket.numel + 400 for bucket in buckets) / link.rate_bps + 4 * link.delay_s
-    # A rank that waits for each call before the next begins the step's last one that much after those that don't.
+    # A rank that waits for each call before the next starts the step's last call later than a rank that doesn't, by
+    # this factor.
     begins = len(set(job.at_once))
     deadline_s = max(chooser.choice(_LEAST_DEADLINES_S), 3 * busy_s * begins)
     step_s = span_s / steps
@@ -89,7 +91,7 @@ def _job(
     for _ in job.hosts:
         slow_s = deadline_s * 2.0 ** chooser.uniform(-1, 5)
         chance = 0.0 if is_calm else chooser.choice([0.0, 0.0, 0.1, 0.3, 1.0])
-        # Usual steps differ by less than a deadline: jobs have to come to an end once nobody is slow any more.
+        # Usual steps differ by less than a deadline: jobs must end once no rank is slow any more.
         paces.append(Pace(step_s + deadline_s * chooser.uniform(0.0, 0.2), min(slow_s, 2.0), chance))
     return replace(
         job,

@@ -1,5 +1,5 @@
-"""How a simulated rank goes on at another aggregator: what host_agent/failover.py does with threads, by the same rules
-(`failover.route`, handover.py, the registries), in virtual time."""
+"""Failover of a simulated rank to another aggregator: the equivalent of the threads of host_agent/failover.py in
+virtual time, by the same rules (`failover.route`, handover.py, the registries)."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -19,7 +19,7 @@ from switchml.protocol.handover import rounds_of
 
 
 class Mover:
-    """Of one agent of `program`'s, which joined the first aggregator."""
+    """Failover of one agent of `program`, which joined the first aggregator."""
 
     def __init__(self, program: Any, agent: VirtualAgent):
         self._program, self._agent, self._world = program, agent, program.world
@@ -32,7 +32,7 @@ class Mover:
         self._follow(agent.session)
 
     def suspect(self) -> None:
-        """Take the aggregator for lost."""
+        """Treat the aggregator as lost."""
         if not self._has_departed:
             self._on_event(self._session, AggregatorLost("it is silent"))
 
@@ -40,7 +40,7 @@ class Mover:
         session.events(lambda event: self._on_event(session, event))
 
     def _lasts(self, seconds: float) -> int:
-        """How many ns that truly are, as the host counts them."""
+        """True duration in ns of this many seconds on the host's clock."""
         clock: Clock = self._program.clock
         return clock.lasts(int(seconds * NS))
 
@@ -71,7 +71,7 @@ class Mover:
             if (yield from self._visit(stop, reports, left_s)):
                 self._is_moving = False
                 agent.resume()
-                self._follow(self._session)  # which may be lost by now, too
+                self._follow(self._session)  # the new session may be lost by now, too
                 return
             yield self._env.timeout(self._lasts(failover.PAUSE_S))
         self._is_moving = False
@@ -81,7 +81,7 @@ class Mover:
     def _visit(
         self, stop: failover.Stop, reports: tuple[bytes, ...], left_s: float
     ) -> Generator[simpy.Event, Any, bool]:
-        """Try to meet the other ranks at an aggregator; whether the job goes on there."""
+        """Try to join the other ranks at an aggregator. Returns whether the job continues there."""
         program, control = self._program, self._world.nodes[stop.address].control
         until = self._env.now + self._lasts(min(stop.reach_s, left_s))
         while not control.is_reachable(program.host):
@@ -99,7 +99,7 @@ class Mover:
             resumption=Resumption(self._lineage, info.epoch + 1, reports, self._tags),
         )
         session = Session(control, program.host, request, request.timeout_s)
-        while not (session.joined.triggered or self._agent.is_over):  # who leaves gives up
+        while not (session.joined.triggered or self._agent.is_over):  # a rank that leaves gives up
             yield session.joined | self._env.timeout(self._lasts(failover.PAUSE_S))
         refusal = session.joined.value if session.joined.triggered else None
         yield from program.awake()

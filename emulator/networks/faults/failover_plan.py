@@ -1,5 +1,5 @@
-"""Seeds of `switchml simulate --failover`: jobs of plan.py whose aggregators crash, restart and are cut off, one after
-the other or at once, standbys included, while no rank dies. So each call has to end with its result."""
+"""Seeds of `switchml simulate --failover`: jobs of plan.py whose aggregators, including standbys, crash, restart and
+are cut off, one after the other or at once, while no rank dies. Hence each call must complete with its result."""
 
 import math
 import random
@@ -10,20 +10,21 @@ from emulator.networks.faults.plan import Fault, FaultPlan, JobPlan, draw
 
 KINDS = ("aggregator", "aggregator", "aggregator", "cut", "cut data", "cut up", "cut down", "pause")
 SUSPICION = "suspicion"
-"""A rank takes its aggregator for lost although it is there, as heartbeat.py may on a busy machine."""
+"""Fault kind: a rank treats its aggregator as lost although it is alive, as heartbeat.py may on a busy machine."""
 FAILOVER_S = 40.0
 """Longer than all faults of a seed together, so that agents never give up."""
 _MOST_PAUSE_S = 0.1
 _FIRST_CALLS_S = 0.02
-"""When jobs may have begun."""
+"""Time by which jobs may have started."""
 _CHASED_SHARE = 0.4
-"""Of the seeds, in which further aggregators fail soon after the first, where ranks have just come, or are to meet."""
+"""Share of seeds in which further aggregators fail soon after the first, when ranks have just arrived there or are
+about to."""
 _CHASE_S = 0.6
 _MOST_DOWN_S = 2.0
 
 
 def draw_failover(seed: int) -> FaultPlan:
-    """The plan of a seed."""
+    """Draw the plan of a seed."""
     plan, chooser = draw(seed), random.Random(f"failover {seed}")
     aggregators = chooser.choice([1, 2, 2, 2, 3])
     span_s = chooser.choice([0.02, 0.05, 0.1, 0.4])
@@ -31,7 +32,7 @@ def draw_failover(seed: int) -> FaultPlan:
     for _ in range(chooser.choice([1, 1, 2, 2, 3, 5])):
         kind = chooser.choice(KINDS)
         if kind == "cut" and aggregators == 1:
-            kind = "cut data"  # whoever is silent for long is lost, and there is no other aggregator to meet at
+            kind = "cut data"  # a rank that is silent for long is lost, and no standby exists to fail over to
         longest_s = 2.5 * plan.peer_timeout_s if kind.startswith("cut") else _MOST_DOWN_S
         if kind == "pause":
             longest_s = 0.4 * plan.peer_timeout_s  # a rank that is silent for longer is lost
@@ -68,8 +69,8 @@ def _duration_s(chooser: random.Random, longest_s: float) -> float:
 
 
 def _chase(chooser: random.Random, aggregators: int, span_s: float) -> list[Fault]:
-    """Two failures or three in a row: the first aggregator, and soon after it those that jobs go on at; itself again,
-    where there is no other."""
+    """Two or three failures in a row: the first aggregator, and soon after it those that jobs fail over to, or the
+    first one again if it is the only one."""
     faults, at_s = [], chooser.uniform(_FIRST_CALLS_S, _FIRST_CALLS_S + span_s)
     for number in range(chooser.choice([2, 2, 3])):
         faults.append(Fault(at_s, "aggregator", -1, _duration_s(chooser, _MOST_DOWN_S), number % aggregators))
@@ -80,8 +81,8 @@ def _chase(chooser: random.Random, aggregators: int, span_s: float) -> list[Faul
 
 
 def _calm(job: JobPlan, chooser: random.Random, span_s: float) -> JobPlan:
-    """A job whose programs do nothing wrong, have patience, and take some time: some of them, as long as there are
-    faults."""
+    """A job whose programs make no mistakes and have no timeouts. Some pause between calls, so that they run as long as
+    there are faults."""
     repeats = chooser.choice([1, 2, 4])
     most_s = chooser.choice([0.0, 2.0]) * span_s / (repeats * len(job.calls))
     calls = tuple(

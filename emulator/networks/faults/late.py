@@ -1,9 +1,9 @@
-"""Sums that don't wait for late ranks: what the program around them does, as host_agent/stragglers.py and
-pytorch/stragglers.py do, and whether the books balance.
+"""Sums that don't wait for late ranks: a model of the calling program (host_agent/stragglers.py and
+pytorch/stragglers.py), and an audit of the results.
 
-Each bucket has a memory. What a rank contributes to a call is in its sum, or comes back into the memory; so after the
-call each chunk of the memory is what was contributed, or zeros, and the sum is that of the ranks whose chunk is zeros.
-(Infinities and NaN may be in the sum and the rest in the memory: docs/protocol.md, section 13.)
+Each bucket has an error memory. A rank's contribution to a call is either in its sum, or returned to the memory; so
+after the call each chunk of the memory equals the contribution or is zero, and the sum is that of the ranks whose chunk
+is zero. (Infinities and NaN may be in the sum and the remainder in the memory: docs/protocol.md, section 13.)
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from switchml.protocol.worker import elements_per_chunk
 from switchml.protocol.worker_state import QUEUES
 
 Share = tuple[np.ndarray | float, int]
-"""What of a rank is in a chunk's sum: values, and 1 if the rank counts for it."""
+"""A rank's part of a chunk's sum: its values, and 1 if the rank is counted as contributing."""
 _NOTHING: Share = (0.0, 0)
 _ROUNDED = 2.0**-22
-"""A scaled sum is rounded twice, to 24 bits at least."""
+"""Relative rounding error: a scaled sum is rounded twice, to at least 24 bits."""
 _FRAMING_BYTES = 80
-"""Headers of a packet, from Ethernet to ours, and more."""
+"""Upper bound of a packet's header bytes, from Ethernet to protocol 2."""
 _REACH = 100
 _SCALES = (0, 0, 1, 2, 7)
 
 
 def gradient(job: JobPlan, call: PlannedCall, seed: tuple[int, ...], rank: int) -> np.ndarray:
-    """What a rank computes for a call. All sums of all steps are exact in float32."""
+    """A rank's computed gradient for a call. All sums over all steps are exact in float32."""
     generator = np.random.default_rng((*seed, rank, 1))
     x = generator.integers(-_REACH, _REACH + 1, call.numel).astype(call.dtype)
     if call.special == "zeros":
@@ -47,7 +47,7 @@ def gradient(job: JobPlan, call: PlannedCall, seed: tuple[int, ...], rank: int) 
 
 
 def usual_s(job: JobPlan, link: LinkConfig) -> float:
-    """How long the sums of a step take at most, if nobody is late: three rounds for each chunk, in the slots of one of
+    """Upper bound of the time for a step's sums if no rank is late: three rounds for each chunk, in the slots of one of
     two queues."""
     buckets = {call.bucket: call for call in job.calls if call.bucket >= 0}.values()
     chunks = sum(-(-call.numel // _chunk(job, call)) for call in buckets)
@@ -56,13 +56,13 @@ def usual_s(job: JobPlan, link: LinkConfig) -> float:
 
 
 def _chunk(job: JobPlan, call: PlannedCall) -> int:
-    """Elements of a chunk."""
+    """Elements per chunk."""
     return elements_per_chunk(FORMATS[format_of(call.dtype, job.wire)], job.payload_bytes, job.workers)
 
 
 class Memories:
-    """Of one rank of `job`, from when it has joined. `in_place`: sums replace what is summed, as in the DDP hook, or go
-    elsewhere, as in PartialRounds."""
+    """Error memories of one rank of `job`, from its join. `in_place`: sums overwrite their input, as in the DDP hook,
+    or are written elsewhere, as in PartialRounds."""
 
     def __init__(self, job: JobPlan, in_place: bool):
         self._late = {call.bucket: Late(np.zeros(call.numel, call.dtype)) for call in job.calls if call.bucket >= 0}
@@ -70,7 +70,7 @@ class Memories:
 
     @property
     def is_behind(self) -> bool:
-        """Whether all of the last step came too late: the others may have gone on, so the next one is not computed."""
+        """Whether all of the last step was late: the others may have gone on, so the next step is not computed."""
         return all(late.is_behind for late in self._late.values())
 
     def request(
@@ -82,7 +82,7 @@ class Memories:
         rank: int,
         on_done: Callable[[BaseException | None, np.ndarray], None],
     ) -> Request:
-        """A call that contributes `own` (None: nothing) and what the memory has; `book` is the call's."""
+        """Request of a call that contributes `own` (None: nothing) plus the memory's content; `book` is the call's."""
         late = self._late[call.bucket]
         if own is not None:
             late.values += own
@@ -101,7 +101,7 @@ class Memories:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one rank got: its result, what came back, and what `Late` says."""
+    """One rank's outcome: its result, the memory's content afterwards, and the values of `Late`."""
 
     result: np.ndarray
     kept: np.ndarray
@@ -112,14 +112,15 @@ class Entry:
 
 @dataclass
 class Book:
-    """One call of all ranks: what each contributed, and what those got whose call has ended."""
+    """One call over all ranks: the contribution of each rank, and the outcome of the ranks whose call has ended."""
 
     contributed: dict[int, np.ndarray] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
 
 
 def audit(job: JobPlan, call: PlannedCall, book: Book, is_calm: bool) -> str:
-    """What is wrong about a call, or "". Ranks without an entry contributed, if at all, to any of its chunks."""
+    """Describe what is wrong with a call, or return "". Ranks without an entry may have contributed to any of its
+    chunks."""
     if not book.entries:
         return ""
     (first, entry), *others = sorted(book.entries.items())
@@ -170,8 +171,8 @@ def audit(job: JobPlan, call: PlannedCall, book: Book, is_calm: bool) -> str:
 def _counts(
     job: JobPlan, call: PlannedCall, book: Book, part: slice, choices: list[tuple[Share, ...]], least: int
 ) -> set[int]:
-    """How many ranks the aggregator may have counted in a chunk, given its sum. `choices`: what of each rank may be in
-    it. Ranks that are in it with zeros only count, too."""
+    """Numbers of ranks that the aggregator may have counted in a chunk, given its sum. `choices`: possible parts of
+    each rank in it. Ranks that contribute only zeros count, too."""
     result = next(iter(book.entries.values())).result[part].astype(np.float64)
     largest = max(float(np.abs(own[np.isfinite(own)]).max(initial=0.0)) for own in book.contributed.values())
     off, is_narrow = 0.0, format_of(call.dtype, job.wire) != call.dtype
@@ -193,7 +194,8 @@ def _counts(
 
 
 def _matches(result: np.ndarray, wanted: np.ndarray, off: float, is_narrow: bool) -> bool:
-    """`is_narrow`: its lanes don't tell infinities apart (docs/protocol.md, section 5)."""
+    """Whether a result matches. `is_narrow`: narrow lanes don't distinguish infinities
+    (docs/protocol.md, section 5)."""
     with np.errstate(invalid="ignore"):
         if is_narrow:
             wanted = np.where(np.isfinite(wanted), wanted, np.nan)

@@ -1,4 +1,4 @@
-"""What a seed stands for: jobs, their collectives, the network's weather, and what goes wrong when."""
+"""The plan of a seed: jobs, their collectives, the network's impairments, and the times of faults."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from switchml.protocol.sizes import EXACT
 DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64")
 NARROW = ("int16", "int8")
 _EXACT_SHARE = 0.3
-"""Of the jobs with int32 lanes, whose sums of floats are exact."""
+"""Share of jobs with int32 lanes whose float sums are exact."""
 _MIXED_SHARE = 0.5
-"""Of the jobs without a misfit, whose calls are collectives of all kinds."""
+"""Share of jobs without a misfit whose calls are collectives of all kinds."""
 KINDS_OF_CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
 ONE_SENDS = ("all_gather", "broadcast")
-"""Of these, those in a queue of their own (docs/protocol.md, section 11)."""
+"""Collectives that use a queue of their own (docs/protocol.md, section 11)."""
 _MISFIT_SHARE = 0.1
-"""Of the jobs with calls of all kinds, in which a rank calls one of the other queue instead."""
+"""Share of jobs with calls of all kinds in which a rank makes a call of the other queue instead."""
 SPECIALS = ("", "", "", "", "", "nan", "inf", "infs", "zeros", "overflow")
-"""What a tensor may hold besides ordinary values. "infs": both infinities at one place."""
+"""Special content of a tensor besides ordinary values. "infs": both infinities at one place."""
 
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """One collective of `kind`. `pause_s`: what the program does before it. `exponent`: of two, the values' scale.
-    `numel`: of one rank's share in a reduce-scatter or an all-gather. `bucket`: of sums that don't wait for late ranks
-    (late.py), which memory is theirs; a step begins with bucket 0."""
+    """One collective of `kind`. `pause_s`: the program's pause before it. `exponent`: binary exponent of the values'
+    scale. `numel`: of one rank's share in a reduce-scatter or an all-gather. `bucket`: number of the error memory of
+    sums that don't wait for late ranks (late.py); a step begins with bucket 0."""
 
     dtype: str
     numel: int
@@ -42,7 +42,8 @@ class PlannedCall:
     bucket: int = -1
 
     def mixed(self, kinds: random.Random, workers: int) -> PlannedCall:
-        """The same call as one of any kind. Only the rank that gets a sum learns that it does not fit its type."""
+        """The same call as one of any kind. Special "overflow" is kept for all-reduces only, as otherwise only the rank
+        that receives the sum detects it."""
         kind = kinds.choice(KINDS_OF_CALLS)
         special = self.special if kind == "all_reduce" or self.special != "overflow" else ""
         return replace(self, kind=kind, root=kinds.randrange(workers), special=special)
@@ -50,7 +51,8 @@ class PlannedCall:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a rank computes before each step: `step_s`, and with a `chance`, until the network heals, `slow_s`."""
+    """Compute time of a rank before each step: `step_s`, plus `slow_s` with probability `chance` until the network
+    heals."""
 
     step_s: float
     slow_s: float
@@ -59,10 +61,10 @@ class Pace:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """One job. `misfit`: what one of its programs does wrong, if anything, at call `misfit_call`: "dtype" (calls with
-    another dtype), "kind" (calls a collective of the other queue) or "leaves" (early, in good order). `at_once[r]`:
-    rank r submits all its calls and then waits (with a deadline: those of a step). `keeps_port`: a restarted program
-    receives on the same port. `deadline_s`: how long sums wait for late ranks, 0 for without end (deadlines_plan.py);
+    """One job. `misfit`: a mistake of one of its programs at call `misfit_call`, if any: "dtype" (calls with another
+    dtype), "kind" (calls a collective of the other queue) or "leaves" (leaves early, in good order). `at_once[r]`: rank
+    r submits all its calls before it waits (with a deadline: those of a step). `keeps_port`: a restarted program
+    receives on the same port. `deadline_s`: how long sums wait for late ranks, 0 for no limit (deadlines_plan.py);
     `paces`: of the ranks of such a job.
     """
 
@@ -93,10 +95,10 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: "cut" (host `host` and the aggregator can't reach each other), "cut data" (packets are lost, the
-    control connection is not), "cut up" and "cut down" (packets in one direction are), "pause" (the host's program is
-    stopped), "crash" (it dies and restarts after `duration_s`), "aggregator" (the aggregator crashes; `host` is -1),
-    "suspicion" (failover_plan.py). `aggregator`: which aggregator."""
+    """A fault. `kind`: "cut" (host `host` and the aggregator can't reach each other), "cut data" (packets are lost, the
+    control connection is not), "cut up" and "cut down" (packets in one direction are lost), "pause" (the host's program
+    is stopped), "crash" (it dies and restarts after `duration_s`), "aggregator" (the aggregator crashes; `host` is -1),
+    "suspicion" (failover_plan.py). `aggregator`: number of the aggregator."""
 
     at_s: float
     kind: str
@@ -110,7 +112,7 @@ KINDS = ("cut", "cut data", "pause", "crash", "aggregator")
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """Everything that a seed decides. After `heal_s` there are no more faults, and all jobs must end."""
+    """Everything that a seed determines. After `heal_s` there are no more faults, and all jobs must end."""
 
     seed: int
     jobs: tuple[JobPlan, ...]
@@ -122,15 +124,15 @@ class FaultPlan:
     slot_capacity: int
     inbox_packets: int
     aggregators: int = 1
-    """The first one, and standbys."""
+    """The first aggregator plus standbys."""
     failover_s: float = 0.0
-    """How long agents try to go on when their aggregator is lost; 0: not at all."""
+    """How long agents try to fail over when their aggregator is lost; 0: they don't."""
     clocks: tuple[Clock, ...] = ()
-    """Of the hosts; none: they agree."""
+    """Clocks of the hosts; empty: all show the true time."""
     shared_slots: int = 0
-    """Of a switch, which all jobs share (best_effort_plan.py); 0: each has its own at the aggregator."""
+    """Slots of a switch that all jobs share (best_effort_plan.py); 0: each job has its own at the aggregator."""
     behind: LinkConfig | None = None
-    """Between that switch and the aggregator behind it."""
+    """Link between that switch and the aggregator behind it."""
 
     @property
     def hosts(self) -> int:
@@ -138,27 +140,27 @@ class FaultPlan:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing goes wrong, and nobody is late."""
+        """Whether no fault occurs and no rank is late."""
         return self.is_plain and not (self.faults or any(job.may_be_late for job in self.jobs))
 
     @property
     def is_steady(self) -> bool:
-        """Whether all that happens is that ranks are slow or stopped, and no call waits for these."""
+        """Whether the only faults are slow or stopped ranks, and no call waits for them."""
         waits = any(call.bucket < 0 for job in self.jobs for call in job.calls)
         return self.is_plain and not waits and all(fault.kind == "pause" for fault in self.faults)
 
     @property
     def is_plain(self) -> bool:
-        """Whether links impair nothing."""
+        """Whether links have no impairments."""
         link = self.link
         return not (link.loss or link.duplicate or link.late or link.queue_bytes)
 
     def clock(self, host: int) -> Clock:
-        """What a host has for the time."""
+        """A host's clock."""
         return self.clocks[host] if self.clocks else TRUE
 
     def describe(self) -> list[str]:
-        """A readable summary, line by line."""
+        """A readable summary, as lines."""
         shares = [(name, getattr(self.link, name)) for name in ("loss", "duplicate", "late")]
         impairments = ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
         lines = [
@@ -198,7 +200,7 @@ class FaultPlan:
 
 
 def draw(seed: int) -> FaultPlan:
-    """The plan of a seed."""
+    """Draw the plan of a seed."""
     chooser = random.Random(f"plan {seed}")
     jobs, hosts = [], 0
     for number in range(chooser.choice([1, 1, 1, 2, 3])):
@@ -239,7 +241,7 @@ def draw(seed: int) -> FaultPlan:
 
 
 def draw_job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
-    """A job of the ranks on `hosts`."""
+    """Draw a job of the ranks on `hosts`."""
     wire = chooser.choice(["int32", "int32", "int32", *NARROW])
     shapes = [
         (chooser.choice(DTYPES), chooser.choice([1, chooser.randint(1, 64), chooser.randint(1, 600), 1500]))
@@ -266,7 +268,7 @@ def draw_job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPl
         )
     misfit = chooser.choice(["dtype", "leaves"]) if len(hosts) > 1 and chooser.random() < 0.12 else ""
     start_s = chooser.uniform(0, 0.03)
-    if wire == "int32" and random.Random(start_s).random() < _EXACT_SHARE:  # by itself: no other draw depends on it
+    if wire == "int32" and random.Random(start_s).random() < _EXACT_SHARE:  # own generator: other draws are unaffected
         wire = EXACT
     kinds = random.Random(f"kinds {start_s}")  # likewise
     if not misfit and kinds.random() < _MIXED_SHARE:

@@ -1,4 +1,4 @@
-"""The user's program on one host: joins, calls its collectives and leaves; on failure it starts over, until it has all
+"""The user's program on one host: joins, calls its collectives and leaves; on failure it restarts, until it has all
 results or its job has ended without it."""
 
 import random
@@ -28,8 +28,8 @@ _ROUNDING_NS = 1000
 
 
 class Program:
-    """Rank `rank` of `job`. `state`: "running", "done" (all results are there), "late" (an all-reduce timed out,
-    so that retrying is no use) or "given up" (its job ended without it)."""
+    """The program of rank `rank` of `job`. `state`: "running", "done" (has all results), "late" (a collective timed
+    out, so that retrying is pointless) or "given up" (its job ended without it)."""
 
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
@@ -58,7 +58,7 @@ class Program:
     # -- faults --
 
     def crash(self, restart_s: float) -> None:
-        """The process is killed, and restarted after `restart_s`."""
+        """Kill the process; it restarts after `restart_s`."""
         if self.state == "running" and self.process.is_alive and self.process is not self.env.active_process:
             self.process.interrupt(restart_s)
 
@@ -77,7 +77,7 @@ class Program:
             self.agent.cont()
 
     def suspect(self) -> None:
-        """Take the aggregator for lost, whether it is or not."""
+        """Treat the aggregator as lost, whether it is or not."""
         if self._mover is not None and self._is_paused is None:
             self._mover.suspect()
 
@@ -97,11 +97,11 @@ class Program:
         self.world.ended(self)
 
     def take_new_port(self) -> None:
-        """For another socket, as every join opens one."""
+        """Take the next port, as every join opens a new socket."""
         self._port += 1
 
     def moved(self, session: Session, aggregator: int) -> None:
-        """The agent's packets go to another aggregator from now on."""
+        """Send the agent's packets to another aggregator from now on."""
         self.session, self._aggregator = session, aggregator
         assert self.agent is not None
         del self.world.agents[self.agent_endpoint]
@@ -109,7 +109,7 @@ class Program:
         self.world.agents[self.agent_endpoint] = self.agent
 
     def awake(self) -> Generator[simpy.Event, Any, None]:
-        """Until the process is not stopped."""
+        """Wait until the process is not stopped."""
         while self._is_paused is not None:
             yield self._is_paused
 
@@ -161,7 +161,7 @@ class Program:
 
     def _work(self, session: Session) -> Generator[simpy.Event, Any, None]:
         key = session.key
-        assert key is not None  # the job has begun
+        assert key is not None  # the job has started
         self.world.checks.ledgers[key].started.add(self.rank)
         self.agent_endpoint = udp.endpoint(*self.address)
         agent = self.agent = VirtualAgent(
@@ -204,7 +204,7 @@ class Program:
         failed = (yield from self._end_of(pending)) or failed
         yield from self.awake()
         self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=self._submitted)
-        if self.world.plan.failover_s and not failed:  # who has left can't repeat what another rank may lack
+        if self.world.plan.failover_s and not failed:  # a rank that has left can't repeat rounds that others may lack
             yield self.world.all_finished(key)
             yield from self.awake()
         agent.leave()
@@ -217,14 +217,14 @@ class Program:
 
     @staticmethod
     def _end_of(pending: list[simpy.Event]) -> Generator[simpy.Event, Any, bool]:
-        """Wait for calls; whether one has failed."""
+        """Wait for calls. Returns whether one has failed."""
         failed = False
         for done in pending:
             failed = (yield done) or failed
         return failed
 
     def _compute(self) -> Generator[simpy.Event, Any, None]:
-        """A step's gradients, which a rank that is behind leaves out."""
+        """Compute a step's gradients; a rank that is behind skips this."""
         assert self._memories is not None
         self._computes = not self._memories.is_behind
         if not self._computes:
@@ -236,7 +236,7 @@ class Program:
         yield self.env.timeout(int(seconds * NS))
 
     def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: PlannedCall) -> simpy.Event:
-        """Begin a collective. The event's value: whether this attempt has failed."""
+        """Start a collective. The event's value: whether this attempt has failed."""
         ledger = self.world.checks.ledgers[key]
         self._submitted = number + 1
         if call.bucket >= 0:
@@ -269,7 +269,7 @@ class Program:
         return done
 
     def _submit_late(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: PlannedCall) -> simpy.Event:
-        """Begin a sum that doesn't wait for late ranks, as `_submit` does."""
+        """Start a sum that doesn't wait for late ranks, as `_submit` does."""
         ledger, memories, plan = self.world.checks.ledgers[key], self._memories, self.world.plan
         assert memories is not None
         own = late.gradient(self.job, call, (*ledger.seed, number), self.rank) if self._computes else None
@@ -286,9 +286,9 @@ class Program:
         return done
 
     def _due_at(self, number: int, call: PlannedCall) -> simpy.Event:
-        """The event of a call that begins."""
+        """Record a starting call's deadline; returns its completion event."""
         self._due[number] = np.inf
-        if call.timeout_s:  # the agent has it in seconds, a fraction of a microsecond off
+        if call.timeout_s:  # the agent stores seconds, a fraction of a microsecond off
             self._due[number] = self.env.now + self.clock.lasts(int(call.timeout_s * NS)) - _ROUNDING_NS
         return self.env.event()
 
@@ -301,7 +301,7 @@ class Program:
         target: np.ndarray,
         done: simpy.Event,
     ) -> None:
-        """A call has ended."""
+        """Check and record the end of a call."""
         checks = self.world.checks
         what = type(error).__name__ if error else f"{tensors.checksum(target):08x}"
         self.world.log("call", self.host, number, what)

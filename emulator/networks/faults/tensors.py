@@ -1,5 +1,5 @@
-"""Tensors whose sums are known without the code under test: whole numbers times a power of two, of so few bits that any
-order of addition and any sufficient block exponent give the exact sum.
+"""Tensors whose sums are known independently of the code under test: integers times a power of two, of so few bits that
+any order of addition and any sufficient block exponent give the exact sum.
 
 Narrow lanes round by design; there the sum is known up to their rounding.
 """
@@ -16,13 +16,13 @@ from switchml.protocol.fixedpoint import headroom, spreads
 from switchml.protocol.sizes import EXACT, WIRES
 
 _ELEMENTS = 32
-"""Elements that share a scale; a chunk has several."""
+"""Elements that share a scale; a chunk has several scales."""
 _APART = 2.0**-50
-"""With exact sums, scales differ so much that a chunk needs further rounds."""
+"""Ratio of scales with exact sums: large enough that a chunk needs further rounds."""
 
 
 def source(job: JobPlan, call: PlannedCall, seed: tuple[int, ...], rank: int) -> np.ndarray:
-    """What `rank` contributes. `seed` differs for every all-reduce of every incarnation of a job."""
+    """Contribution of `rank`. `seed` differs for every collective of every incarnation of a job."""
     generator = np.random.default_rng((*seed, rank))
     numel = call.numel * (job.workers if call.kind == "reduce_scatter" else 1)
     if call.dtype.startswith("int"):
@@ -45,7 +45,7 @@ def source(job: JobPlan, call: PlannedCall, seed: tuple[int, ...], rank: int) ->
 
 
 def put_special(x: np.ndarray, call: PlannedCall, place: int, rank: int, workers: int) -> None:
-    """Write what is not finite into the tensor of a rank, at `place`, if the call has that."""
+    """Write non-finite values into the tensor of a rank at `place`, if the call requires it."""
     if call.special == "nan" and rank == 0:
         x[place] = np.nan
     elif call.special == "inf" and rank == workers - 1:
@@ -63,7 +63,7 @@ class Exact:
     overflows: bool = False
 
     def at(self, call: PlannedCall, rank: int) -> Exact:
-        """What of it one rank gets."""
+        """The part that one rank receives."""
         if call.kind == "reduce_scatter":
             return replace(self, values=self.values[rank * call.numel : (rank + 1) * call.numel])
         if call.kind == "reduce" and rank != call.root:
@@ -82,17 +82,17 @@ class Exact:
 
 
 UNTOUCHED = 99
-"""What results hold before."""
+"""Content of result tensors before the call."""
 
 
 def target(job: JobPlan, call: PlannedCall, dtype: np.dtype) -> np.ndarray:
-    """Where a rank's result is to be."""
+    """A rank's result tensor."""
     numel = {"all_gather": call.numel * job.workers, "barrier": 0}.get(call.kind, call.numel)
     return np.full(numel, UNTOUCHED, dtype)
 
 
 def expected(job: JobPlan, call: PlannedCall, seed: tuple[int, ...]) -> Exact:
-    """The expected result of the ranks' collective, that of all ranks together for a reduce-scatter."""
+    """Expected result of the ranks' collective; for a reduce-scatter, of all ranks together."""
     parts = [source(job, call, seed, rank) for rank in range(job.workers)]
     if call.kind == "all_gather":
         return Exact(np.concatenate(parts))
@@ -114,12 +114,12 @@ def expected(job: JobPlan, call: PlannedCall, seed: tuple[int, ...]) -> Exact:
     largest = max(float(np.abs(part[np.isfinite(part)], dtype=np.float64).max(initial=0.0)) for part in parts)
     wire = WIRES[job.wire]
     half_step = largest * (1 << spreads(job.workers)[wire]) / headroom(job.workers)[wire]
-    values[~np.isfinite(values)] = np.nan  # docs/protocol.md, section 5: narrow lanes don't tell infinities apart
-    # A rank's value is off by half a step, and a step is a power of two over the levels: the block's, or a larger
-    # guess; then half precision.
+    values[~np.isfinite(values)] = np.nan  # docs/protocol.md, section 5: narrow lanes don't distinguish infinities
+    # Each rank's value is off by up to half a step, and a step is a power of two over the levels: the block's, or that
+    # of a larger guess; plus the rounding to half precision.
     return Exact(values, job.workers * half_step + (1.0 if call.dtype == "float16" else 0.0))
 
 
 def checksum(x: np.ndarray) -> int:
-    """CRC-32 of its bytes, for the trace."""
+    """CRC-32 of the bytes, for the trace."""
     return zlib.crc32(x.tobytes())

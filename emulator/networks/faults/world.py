@@ -1,7 +1,7 @@
 """One run: the hosts, the aggregator and the network between them, from a plan to its end or its first violation.
 
-Every packet that arrives, every message of job control and every completed call goes into a hash. Two runs of a seed
-have the same hash; if not, the code under test has used a real clock or unseeded randomness.
+Every arriving packet, every message of job control and every completed call is added to a hash. Two runs of a seed have
+the same hash; otherwise the code under test has used a real clock or unseeded randomness.
 """
 
 import hashlib
@@ -30,20 +30,21 @@ from switchml.protocol.packet import HEADER_BYTES
 from switchml.runtime.memory import be16, be32, serial_difference
 
 GRACE_S = 90.0
-"""Virtual time in which jobs must end after the last fault: many times what join timeouts, several attempts and a
-stalled round's slowest probes take."""
+"""Virtual time in which jobs must end after the last fault: many times the duration of join timeouts, several attempts
+and a stalled round's slowest probes."""
 _MOST_AT_ONCE = 1000
-"""Events at one instant. Seeds have a few tens; with more, each event causes another at once, and time stands still."""
+"""Maximum events at one instant. Seeds have a few tens; more indicate that events trigger each other without advancing
+time."""
 _MOST_EVENTS = 500_000
-"""Events of a run. The busiest seeds have a few tens of thousands."""
+"""Maximum events of a run. The busiest seeds have a few tens of thousands."""
 _START_NS = 1_000_000_000
-"""Initial time of the clock: in places, a time of 0 means "never"."""
+"""Initial time of the clock, not 0 as in places a time of 0 means "never"."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`problem`: the violation, or empty. `events`: steps of the simulation; `sums`, `errors`: results and errors
-    that were checked. `trace`: hash of all events. `seconds`: virtual time."""
+    """Outcome of a seed. `problem`: the violation, or empty. `events`: steps of the simulation; `sums`, `errors`:
+    results and errors that were checked. `trace`: hash of all events. `seconds`: virtual time."""
 
     seed: int
     problem: str
@@ -61,7 +62,7 @@ DRAWS: dict[str, Callable[[int], FaultPlan]] = {
     "deadlines": draw_deadlines,
     "best-effort": draw_best_effort,
 }
-"""Kinds of seeds: ordinary ones, and those of an option of `switchml simulate` each."""
+"""Kinds of seeds: ordinary ones, and one kind for each option of `switchml simulate`."""
 
 
 def play(seed: int, log: Callable[[str], None] | None = None, kind: str = "") -> Outcome:
@@ -71,8 +72,8 @@ def play(seed: int, log: Callable[[str], None] | None = None, kind: str = "") ->
 
 @dataclass
 class AggregatorNode:
-    """An aggregator, and each host's link to it and from it. With best-effort slots these lead to a switch, and
-    `behind` from that to its aggregator and back."""
+    """An aggregator, and each host's links to and from it. With best-effort slots these lead to a switch, and `behind`
+    are the links from the switch to its aggregator and back."""
 
     control: Control
     up: list[Link] = field(default_factory=list)
@@ -93,15 +94,15 @@ class World:
         self.is_healed = False
         """Whether there are no more faults."""
         self._latest: dict[tuple[int, int, int], int] = {}
-        """The last round of which a packet came, by the aggregator's start, the job's tag and the row."""
+        """The last round with a packet, by the aggregator's generation, the job's tag and the row."""
         self._violation: Violation | None = None
         self._events = self._at_once = 0
         self._now = _START_NS
         self.agents: dict[int, VirtualAgent] = {}
-        """Who receives at each endpoint."""
+        """Receiving agent by endpoint."""
         self.nodes = [self._node(number) for number in range(plan.aggregators)]
         self.control, self.up, self.down = self.nodes[0].control, self.nodes[0].up, self.nodes[0].down
-        """Of the first aggregator, where all jobs begin."""
+        """The first aggregator's, where all jobs start."""
         self.programs = [Program(self, job, rank) for job in plan.jobs for rank in range(job.workers)]
         self._by_host = {program.host: program for program in self.programs}
         self._running = len(self.programs)
@@ -159,7 +160,7 @@ class World:
     # -- events --
 
     def _step(self) -> None:
-        """Process one event. Raises Violation if it went wrong, or if events no longer come to an end."""
+        """Process one event. Raises Violation if it caused one, or if a livelock is detected."""
         self.env.step()
         self._events += 1
         now = self.env.now
@@ -175,14 +176,15 @@ class World:
             raise Violation(f"livelock: not done after {_MOST_EVENTS:,} events: {self._whereabouts()}")
 
     def log(self, kind: str, *details: Any) -> None:
-        """Add an event to the hash, and pass it to the log, if there is one."""
+        """Add an event to the hash, and pass it to the log callback, if any."""
         line = f"{self.env.now - _START_NS} {kind} {' '.join(map(str, details))}"
         self._hash.update(line.encode())
         if self._log is not None:
             self._log(f"{(self.env.now - _START_NS) / 1e6:12.6f} ms  {line.partition(' ')[2]}")
 
     def check(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Store the first violation until the agent's code, which would swallow it, has returned."""
+        """Run a check, and store the first violation until the agent's code, which would swallow the exception, has
+        returned."""
         try:
             what(*arguments)
         except Violation as violation:
@@ -196,7 +198,7 @@ class World:
         if self._has_deadlines:
             self._note_round(node, packet)
         if isinstance(plane, BestEffortDataplane):
-            sender = packet.job or plane.behind  # the one that started since then, if it crashed
+            sender = packet.job or plane.behind  # after a crash, the current aggregator
             caused = plane.handle(sender, packet.address, packet.length, self.env.now)
         else:
             caused = plane.handle(packet.job, packet.address, packet.length)
@@ -206,7 +208,7 @@ class World:
             link.send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
 
     def _at_behind(self, node: AggregatorNode, packet: Packet) -> None:
-        """A packet of the switch at the aggregator behind it."""
+        """Handle a packet of the switch at the aggregator behind it."""
         plane = node.control.dataplane
         if isinstance(plane, BestEffortDataplane):
             self.log("behind", checksum(packet.data))
@@ -221,7 +223,8 @@ class World:
                 self._latest[key] = seq
 
     def is_behind(self, agent: VirtualAgent) -> bool:
-        """Whether the aggregator no longer has a result that an agent waits for: it was asked for the next but one."""
+        """Whether the aggregator no longer has a result that an agent waits for: the round after next has been
+        requested in its row."""
         slots, job_tag = agent.core.worker.state.slots, int(agent.core.worker.identity["job_tag"])
         count = len(slots)
         for slot in slots[slots["busy"] == 1]:
@@ -238,15 +241,15 @@ class World:
             agent.receive(packet)
 
     def _started(self, session: Session, key: Key) -> None:
-        """A job has begun for a rank."""
+        """Record that a job has started for a rank."""
         self.log("started", session.host, *key)
-        if session.request.resumption is None:  # else the ledger is that of the job's start
+        if session.request.resumption is None:  # with a resumption, the ledger is that of the job's start
             session.key = key
             job = next(job for job in self.plan.jobs if job.name == session.request.job)
             self.checks.ledgers.setdefault(key, Ledger(job, (self.plan.seed, *key)))
 
     def _departed(self, session: Session, how: str) -> None:
-        """A rank "left", or was "lost"."""
+        """Record that a rank "left" or was "lost"."""
         self.log(how, session.host)
         if session.request.resumption is None and session.key is not None:
             self.checks.ledgers[session.key].departed[session.request.rank] = how
@@ -297,7 +300,7 @@ class World:
             node.control.start()
 
     def _cut(self, fault: Fault, is_cut: bool) -> None:
-        """Of the links between a host and an aggregator, those that a fault cuts."""
+        """Cut or restore the links between a host and an aggregator that a fault affects."""
         node = self.nodes[fault.aggregator]
         if fault.kind != "cut down":
             node.up[fault.host].is_cut = is_cut
@@ -305,7 +308,7 @@ class World:
             node.down[fault.host].is_cut = is_cut
 
     def _clear_up(self, _: Any) -> None:
-        """End all impairments of the links; no rank is slow any more."""
+        """End all impairments of the links; ranks are no longer slow."""
         self.is_healed = True
         for node in self.nodes:
             for link in (*node.up, *node.down, *node.behind):
@@ -314,13 +317,13 @@ class World:
     # -- the end --
 
     def is_over_for(self, program: Program) -> bool:
-        """Whether the job can't be restarted: another rank has finished with it."""
+        """Whether the job can't be restarted: another rank has finished it."""
         return any(
             other.job is program.job and other is not program and other.state != "running" for other in self.programs
         )
 
     def all_finished(self, key: tuple[int, int]) -> simpy.Event:
-        """When every rank of an incarnation has all its results."""
+        """Event that triggers when every rank of an incarnation has all its results."""
         ledger = self.checks.ledgers[key]
         if ledger.all_finished is None:
             ledger.all_finished = self.env.event()
@@ -340,7 +343,7 @@ class World:
         )
 
     def _check_end(self) -> None:
-        """Check that every job has ended, and that the aggregator has freed everything."""
+        """Check that every job has ended, and that the aggregator has freed all resources."""
         for job in self.plan.jobs:
             states = [program.state for program in self.programs if program.job is job]
             if not {"done", "late"} & set(states):

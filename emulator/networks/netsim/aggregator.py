@@ -1,5 +1,5 @@
-"""Switches that add up (docs/protocol.md, section 9): one for all ranks, or a tree of two levels. There a rack's switch
-adds up its own ranks and sends one partial sum up; the switch above adds those, and its result comes down the same
+"""Aggregating switches (docs/protocol.md, section 9): one for all ranks, or a tree of two levels. In a tree, a rack's
+switch sums its own ranks and sends one partial sum up; the switch above sums those, and its result comes down the same
 path. All apply the aggregator's own rule (switchml/protocol/pool.py), the one above with racks in the place of ranks.
 """
 
@@ -29,11 +29,11 @@ from switchml.protocol.pool_v2 import receive_v2, result_of
 from switchml.runtime.memory import u8_at
 
 PARTIAL = 0x04
-"""In the size code of a dense partial sum."""
+"""Flag in the size code of a dense partial sum."""
 TAIL_BYTES = 2
-"""After its payload: the flags that it has below, and 0."""
+"""Bytes after the payload of a dense partial sum: its flags, and 0."""
 PARTIAL_WORDS, FLAGS_SHIFT, COLUMNS = 0x80, 4, 0x0F
-"""Byte 1 of any other partial sum: that it is one, where its flags are, and its columns."""
+"""Byte 1 of any other partial sum: marker bit, shift of the flags, and mask of the columns."""
 
 
 def rack_address(rack: int) -> int:
@@ -43,36 +43,36 @@ def rack_address(rack: int) -> int:
 
 @dataclass
 class JobSlots:
-    """One job at one switch. `children[i]`: what the pool's rank i is: job ranks behind it, and where they are reached
-    (a host, or a rack's address). `train_packets`: how many results may travel as one train."""
+    """One job at one switch. `children[i]`: the pool's rank i: the job ranks behind it, and its destination (a host, or
+    a rack's address). `train_packets`: maximum number of results in one train."""
 
     pool: Pool
     children: tuple[tuple[tuple[int, ...], int], ...]
     train_packets: int = 1
     results: dict[int, int] = field(default_factory=dict)
-    """Row → seq of the result from above that it contains."""
+    """Row → seq of the result from above stored in it."""
 
     def __post_init__(self) -> None:
         self.index = {rank: i for i, (ranks, _) in enumerate(self.children) for rank in ranks}
 
     def is_switch(self, child: int) -> bool:
-        """Whether a child is a switch, which sends partial sums and nothing else."""
+        """Whether a child is a switch, which sends only partial sums."""
         return self.children[child][1] < AGGREGATOR
 
     def result(self, row: int) -> np.ndarray:
-        """uint8: the result packet in a row, itself."""
+        """uint8: a view of the result packet in a row."""
         return u8_at(*result_of(self.pool.state, row))
 
     def to_child(self, packet: Packet, child: int, data: np.ndarray) -> Packet:
-        """An answer to `packet` for one child: a result, which is cut where it has data that are not for ranks there,
-        or a wait packet."""
+        """A reply to `packet` for one child: a result, without data that are not for the ranks behind it, or a wait
+        packet."""
         ranks, to = self.children[child]
         if is_addressed(data) and not _is_for(data, data[HEADER_BYTES + 1] in ranks):
             data = _without_data(data) if self.is_switch(child) else data[:ADDRESSED_BYTES]
         return Packet(data, packet.job, ranks[0], to)
 
     def to_all(self, packet: Packet, data: np.ndarray) -> list[tuple[int, Packet]]:
-        """An answer to `packet` for each child, by child."""
+        """A reply to `packet` for each child, as (child, packet)."""
         return [(child, self.to_child(packet, child, data)) for child in range(len(self.children))]
 
 
@@ -83,7 +83,8 @@ def is_addressed(data: np.ndarray) -> bool:
 
 
 def _is_for(data: np.ndarray, is_root: bool) -> bool:
-    """Whether the data of an addressed packet are for the ranks behind a receiver, the root among them or not."""
+    """Whether the data of an addressed packet are for the ranks behind a receiver. `is_root`: whether the root is among
+    them."""
     reach: int = data.item(HEADER_BYTES)
     return reach == wire_format.REACH_ALL or (reach == wire_format.REACH_ROOT) == is_root
 
@@ -95,7 +96,8 @@ def _without_data(data: np.ndarray) -> np.ndarray:
 
 
 class Aggregator:
-    """`down(packet or train)` sends towards the ranks, `up(packet)` to the switch above (None: there is none)."""
+    """The aggregation rules of one switch. `down(packet or train)` sends towards the ranks, `up(packet)` to the switch
+    above (None: there is none)."""
 
     def __init__(self, down: Callable[[Packet | Train], object], up: Callable[[Packet], object] | None = None):
         self._down, self._up = down, up
@@ -107,8 +109,8 @@ class Aggregator:
         self._jobs[job] = job_slots
 
     def receive(self, item: Packet | Train) -> None:
-        """Contributions of ranks, or a partial sum, from below. The answers leave child by child, as the software
-        aggregator sends them."""
+        """Handle contributions of ranks, or a partial sum, from below. Replies are sent child by child, as by the
+        software aggregator."""
         if not isinstance(item, Train):
             for _, answer in self._answers(self._jobs[item.job], item):
                 self._down(answer)
@@ -152,7 +154,7 @@ class Aggregator:
         job_slots.result(row)[HEADER_BYTES - 1] = job_slots.pool.slots[row]["flags"]
 
     def _wait(self, job_slots: JobSlots) -> np.ndarray:
-        """The wait packet in the reply, its missing children as their ranks."""
+        """The wait packet in the reply buffer, with missing children expanded to their ranks."""
         packet = self._reply[: HEADER_BYTES + BITMAP_BYTES]
         missing = np.flatnonzero(np.unpackbits(packet[HEADER_BYTES:], bitorder="little"))
         bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
@@ -181,7 +183,7 @@ class Aggregator:
         self._up(Packet(partial, packet.job, first_rank))
 
     def receive_result(self, packet: Packet) -> None:
-        """A result or a wait packet from above."""
+        """Handle a result or a wait packet from above."""
         job_slots = self._jobs[packet.job]
         pool, data = job_slots.pool, packet.data
         seq = int.from_bytes(data[2:6].tobytes(), "big")
@@ -198,13 +200,13 @@ class Aggregator:
             self._down(answer)
 
     def _keep(self, job_slots: JobSlots, row: int, packet: Packet) -> np.ndarray:
-        """Put a result from above into its row; returns what is there then. Data of the row that have not gone up stay,
-        and those of the result are combined with them."""
+        """Store a result from above in its row; returns the row's content. Data of the row that were not sent up are
+        kept, and the result's data are combined with them."""
         slot, data, own = job_slots.pool.slots[row], packet.data, job_slots.result(row)
         payload, mixed = int(job_slots.pool.job[0]["payload"]), data.item(HEADER_BYTES - 1) & FLAG_MIXED
-        begin = packet.length - (payload if packet.length > payload else 0)  # of the data
+        begin = packet.length - (payload if packet.length > payload else 0)  # offset of the data
         if (data[0] & SPARSE, data[1]) != (own[0] & SPARSE, own[1]) and own[0] & SPARSE | data[0] & SPARSE:
-            own[HEADER_BYTES - 1] |= FLAG_MIXED  # the ranks' calls differ, which is all that they have to know
+            own[HEADER_BYTES - 1] |= FLAG_MIXED  # the ranks' calls differ; the flag is all that they need
             return own
         keeps = (
             is_addressed(data)
@@ -229,7 +231,7 @@ class Aggregator:
 
 
 def _contribution(packet: Packet, payload: int) -> tuple[Packet, int] | None:
-    """A partial sum as a contribution, and its flags; None if it is none."""
+    """Convert a partial sum to a contribution and its flags; None if it is not a partial sum."""
     data, flags = packet.data.copy(), 0
     if not data[0] & PARTIAL:
         return None
@@ -245,7 +247,8 @@ def _contribution(packet: Packet, payload: int) -> tuple[Packet, int] | None:
 
 
 def slots_at(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, pool: partial[Pool]) -> JobSlots:
-    """One job at the switch that the hosts of `ranks` are connected to. `pool`: its Pool but for the workers."""
+    """Slots of one job at the switch that the hosts of `ranks` are connected to. `pool`: constructor of its Pool,
+    without the workers."""
     children = tuple(((rank,), hosts[rank]) for rank in ranks)
     return JobSlots(pool(workers=len(ranks)), children, train_packets)
 
@@ -257,7 +260,7 @@ def slots_in_tree(
     train_packets: int,
     pool: partial[Pool],
 ) -> tuple[list[JobSlots], JobSlots]:
-    """One job in a tree: the slots at each of `racks`, whose ranks are `ranks_of_rack`, and those above them."""
+    """Slots of one job in a tree: at each of `racks`, whose ranks are `ranks_of_rack`, and at the switch above."""
     children = tuple((tuple(ranks), rack_address(rack)) for rack, ranks in zip(racks, ranks_of_rack, strict=True))
     below = [slots_at(ranks, hosts, train_packets, pool) for ranks in ranks_of_rack]
     return below, JobSlots(pool(workers=len(racks)), children)

@@ -1,4 +1,4 @@
-"""A switch whose slots all jobs share, and the aggregator behind it (docs/protocol.md, section 14). Both apply the
+"""A switch with slots shared by all jobs, and the aggregator behind it (docs/protocol.md, section 14). Both apply the
 compiled rules of switchml/protocol/best_effort.py.
 """
 
@@ -31,7 +31,7 @@ def _trailer(ranks: Sequence[int]) -> np.ndarray:
 
 
 class Front:
-    """The switch, of `slots` slots. `down(packet)` sends to a host, `up(packet)` to the aggregator behind."""
+    """The switch, with `slots` slots. `down(packet)` sends to a host, `up(packet)` to the aggregator behind."""
 
     def __init__(self, env: Environment, slots: int, down: Callable[[Packet], object], up: Callable[[Packet], object]):
         self._env, self._down, self._up = env, down, up
@@ -40,23 +40,23 @@ class Front:
         self.shared = new_shared(slots)
 
     def add(self, job: int, pool: Pool, hosts: Sequence[int]) -> None:
-        """Add a job, of which rank r is at hosts[r], before anything arrives for it."""
+        """Add a job whose rank r is at hosts[r], before anything arrives for it."""
         self._jobs[job] = pool, hosts
 
     def receive(self, item: Packet | Train) -> None:
-        """Contributions of ranks."""
+        """Handle contributions of ranks."""
         for packet in item.packets if isinstance(item, Train) else (item,):
             pool, _ = self._jobs[packet.job]
             size, passed = take(
                 self.shared, pool.job[0], packet.rank, packet.address, packet.length, self._env.now, self._partial
             )
-            if size:  # perhaps another job's; the aggregator behind finds out by its tag
+            if size:  # possibly another job's, which the aggregator behind detects by its tag
                 self._up(Packet(self._partial[:size], packet.job, packet.rank))
             if passed:
                 self._up(Packet(np.concatenate([packet.data, _trailer([packet.rank])]), packet.job, packet.rank))
 
     def receive_result(self, packet: Packet) -> None:
-        """A result or a wait packet from behind."""
+        """Handle a result or a wait packet from behind."""
         _, hosts = self._jobs[packet.job]
         data, trailer = packet.data[:-TRAILER_BYTES], packet.data[-TRAILER_BYTES:-2]
         if data[0] >> 4 != wire_format.WAIT:
@@ -71,7 +71,7 @@ def _length_for(data: np.ndarray, rank: int) -> int:
 
 
 class Behind:
-    """The aggregator behind; `down(packet)` sends to the switch."""
+    """The aggregator behind the switch; `down(packet)` sends to the switch."""
 
     def __init__(self, down: Callable[[Packet], object]):
         self._down = down
@@ -83,7 +83,7 @@ class Behind:
         self._jobs[int(pool.job[0]["job_tag"])] = job, pool
 
     def receive(self, packet: Packet) -> None:
-        """A sum of the switch, or a packet that it passed on."""
+        """Handle a sum of the switch, or a packet that it forwarded."""
         job, pool = self._jobs[int.from_bytes(packet.data[6:8].tobytes(), "big")]
         action, row = receive_partial(pool.state, self._reply, packet.address, packet.length)
         if action not in (MULTICAST, UNICAST, WAITING):

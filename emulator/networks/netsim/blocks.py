@@ -1,8 +1,8 @@
-"""Which blocks of a tensor are not zero on each rank.
+"""Non-zero blocks of a tensor on each rank.
 
-The generators are OmniReduce's (SIGCOMM 2021, its microbenchmarks): each rank draws its blocks for itself ("random"),
-all ranks have the same ("full"), or as few in common as can be ("none"). Every process computes the same from the same
-numbers.
+The generators are OmniReduce's (SIGCOMM 2021, its microbenchmarks): each rank draws its blocks independently
+("random"), all ranks have the same ("full"), or as few in common as possible ("none"). They are deterministic, so every
+process computes the same blocks.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ OVERLAPS = ("random", "full", "none")
 
 
 def owned(density: float, overlap: str, workers: int, blocks: int) -> np.ndarray:
-    """bool[workers, blocks]: each rank has the share `density` of so many blocks."""
+    """bool[workers, blocks]: the non-zero blocks of each rank, a share `density` of all blocks."""
     count = round(density * blocks)
     has = np.zeros((workers, blocks), bool)
     order = np.random.default_rng(5).permutation(blocks)

@@ -39,8 +39,8 @@ from switchml.protocol.sizes import ETHERNET_LINE_BYTES, IP_BYTES, UDP_BYTES, WI
 from switchml.protocol.worker_state import QUEUES
 
 FRAMING_BYTES = UDP_BYTES + IP_BYTES + ETHERNET_LINE_BYTES
-"""What a datagram occupies on an Ethernet besides its payload: UDP, IPv4, Ethernet, check sequence, preamble, gap (IEEE
-802.3)."""
+"""Ethernet overhead of a datagram besides its payload: UDP, IPv4, Ethernet, check sequence, preamble,
+gap (IEEE 802.3)."""
 BACKENDS = ("switchml", "ring")
 KINDS = {
     "all_reduce": ("all_reduce",),
@@ -49,7 +49,7 @@ KINDS = {
     "broadcast": ("broadcast",),
     "fsdp": ("all_gather", "reduce_scatter"),
 }
-"""What a job's collective consists of."""
+"""Protocol collectives that make up a job's collective."""
 
 
 def _check(condition: bool, message: str) -> None:
@@ -58,22 +58,22 @@ def _check(condition: bool, message: str) -> None:
 
 
 MOST_RANKS = 65_536
-"""Of all jobs together."""
+"""Maximum number of ranks over all jobs."""
 QUEUE = Range(0, 2**50)
 LOST = Range(0, 1, "[)")
 FRAMING = Range(0, 65_536)
 CAPACITY = Range(0, 1e18)
-"""Packets a second; 0: line rate."""
+"""Packets/s; 0: line rate."""
 
 
 @dataclass(frozen=True)
 class LinkConfig(Ranged):
-    """One direction of a link. `burst_bytes`: depth of its token bucket (tc-tbf). `queue_bytes`: capacity of the
-    queue in front of it (0: no limit). `packet_s`: the least time that a packet occupies it, for hosts and switches
-    with a limited packet rate. `loss`: share of packets lost, in bursts of `burst_packets` on average (Gilbert's model;
-    1: independently). `jitter_s`: the largest random addition to the delay; the order is kept. `duplicate`: share of
-    packets that arrive twice. `late`: share of packets that arrive up to `late_s` later than they should, and so out of
-    order. `framing_bytes`: added to each packet's length.
+    """One direction of a link. `burst_bytes`: depth of its token bucket (tc-tbf). `queue_bytes`: capacity of the queue
+    in front of it (0: no limit). `packet_s`: the minimum time that a packet occupies it, for hosts and switches with a
+    limited packet rate. `loss`: share of packets lost, in bursts of `burst_packets` on average (Gilbert's model; 1:
+    independently). `jitter_s`: the largest random addition to the delay, without reordering. `duplicate`: share of
+    packets that arrive twice. `late`: share of packets that are delayed by up to `late_s`, and so arrive out of order.
+    `framing_bytes`: added to each packet's length.
     """
 
     rate_bps: float = number(RATE, 10e9)
@@ -91,16 +91,16 @@ class LinkConfig(Ranged):
 
 
 def _link_of(config: Any) -> LinkConfig:
-    """The link that a configuration describes with fields of the same names."""
+    """The link with a configuration's fields of the same names."""
     names = {each.name for each in dataclasses.fields(LinkConfig)}
     return LinkConfig(**{name: value for name, value in vars(config).items() if name in names})
 
 
 @dataclass(frozen=True)
 class RackConfig(Ranged):
-    """Hosts in racks of `hosts`, each with one link of these properties, both ways, to the aggregation switch.
-    `aggregate`: whether a rack's switch adds up its own ranks and sends one partial sum up (docs/protocol.md,
-    section 9), or forwards all of them."""
+    """Hosts in racks of `hosts`, each rack with one link of these properties, both ways, to the aggregation switch.
+    `aggregate`: whether a rack's switch sums its own ranks and sends one partial sum up (docs/protocol.md, section 9),
+    or forwards all packets."""
 
     hosts: int = number(Range(1, 65_536))
     aggregate: bool = False
@@ -117,8 +117,9 @@ class RackConfig(Ranged):
 
 @dataclass(frozen=True)
 class BehindConfig(Ranged):
-    """An aggregator behind the switch, with one link, both ways. The switch's slots are best-effort then: jobs take
-    them as they come (docs/protocol.md, section 14). `packets_per_s`: the aggregator's capacity (0: line rate)."""
+    """An aggregator behind the switch, with one link, both ways. The switch's slots are then best-effort: jobs share
+    them first come, first served (docs/protocol.md, section 14). `packets_per_s`: the aggregator's capacity (0: line
+    rate)."""
 
     rate_bps: float = number(RATE, 40e9)
     delay_s: float = number(SECONDS, 1e-6)
@@ -134,8 +135,8 @@ class BehindConfig(Ranged):
 
 @dataclass(frozen=True)
 class SwitchConfig(Ranged):
-    """The aggregation switch. `slots`: of all v2 jobs together. `packets_per_s`: capacity (0: line rate). `latency_s`:
-    from a packet's arrival to the departure of its results.
+    """The aggregation switch. `slots`: over all v2 jobs. `packets_per_s`: capacity (0: line rate). `latency_s`: from a
+    packet's arrival to the departure of its results.
     """
 
     slots: int = number(Range(2, 2**22), 65536)
@@ -147,15 +148,16 @@ class SwitchConfig(Ranged):
 class JobConfig(Ranged):
     """One job: `repeats` collectives of `size_bytes` of float32, one after the other.
 
-    `collective`: one of KINDS; "fsdp" is an all-gather and a reduce-scatter at once. The size is that of the tensor on
+    `collective`: one of KINDS; "fsdp" is a concurrent all-gather and reduce-scatter. The size is that of the tensor on
     all ranks together.
-    `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
-    the host of each rank; by default hosts without other ranks. Ranks of one host share its link: one queue, one token
-    bucket. `start_s`: when the job begins. `pause_s`: each rank's pause before each all-reduce (a step's computation).
-    `train_packets`: how many packets leave as one (60: a host with UDP segmentation offload; 1: a switch).
-    `late_ranks[r]`: how much later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over
-    TCP, with a host for each rank. `block`: leave out blocks of so many elements that are zero on every rank (0: send
-    all); each rank has the share `density` of them, drawn as `overlap` says (blocks.py).
+
+    `slots` 0: the aggregator's default. `window`: maximum rounds in flight (0: as many as slots). `hosts`: the host of
+    each rank; by default hosts without other ranks. Ranks of one host share its link: one queue, one token bucket.
+    `start_s`: start time of the job. `pause_s`: each rank's pause before each collective (a step's computation).
+    `train_packets`: packets sent as one train (60: a host with UDP segmentation offload; 1: a switch). `late_ranks[r]`:
+    delay of rank r before each collective (seconds). `backend` "ring" is Gloo's algorithm over TCP, with a host for
+    each rank. `block`: omit blocks of this many elements that are zero on every rank (0: send all); each rank has a
+    share `density` of non-zero blocks, drawn according to `overlap` (blocks.py).
     """
 
     workers: int = number(Range(1, V2_MAX_WORKERS), 4)
@@ -217,12 +219,12 @@ class JobConfig(Ranged):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The collectives of a repeat, which begin at once."""
+        """Collectives that start concurrently in a repeat."""
         return KINDS[self.collective]
 
     @property
     def queues(self) -> int:
-        """Of the rank's worker (docs/protocol.md, section 11); all-reduces alone need one."""
+        """Queues of the rank's worker (docs/protocol.md, section 11); all-reduces need only one."""
         return 1 if self.collective == "all_reduce" else QUEUES
 
 
@@ -256,7 +258,7 @@ class NetworkConfig(Ranged):
         self.slots_of_jobs()
 
     def placement(self) -> list[tuple[int, ...]]:
-        """The hosts of each job's ranks: the configured ones, else the next free ones."""
+        """Hosts of each job's ranks: the configured ones, else the next free ones."""
         places, free = [], max((max(job.hosts) + 1 for job in self.jobs if job.hosts), default=0)
         for job in self.jobs:
             if job.hosts:
@@ -268,11 +270,11 @@ class NetworkConfig(Ranged):
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return 1 + max(max(place) for place in self.placement())
 
     def link_of(self, host: int) -> LinkConfig:
-        """A host's link."""
+        """Link of a host."""
         changes = self.slow_hosts.get(host, {})
         return datafile.build(LinkConfig, {**dataclasses.asdict(self.link), **changes}, f"slow_hosts.{host}")
 
@@ -285,7 +287,7 @@ class NetworkConfig(Ranged):
                 slots.append(0)
                 continue
             requested = job.slots or default_slots(job.workers, job.queues)
-            if self.behind is not None:  # which has memory for all
+            if self.behind is not None:  # the aggregator behind has memory for all
                 slots.append(requested)
                 continue
             slots.append(fit_slots(requested, free))
@@ -295,5 +297,5 @@ class NetworkConfig(Ranged):
 
 
 def load(path: str | Path) -> NetworkConfig:
-    """Read a TOML file as shown above. Raises ConfigError that names the file and what is wrong in it."""
+    """Read a TOML file as shown above. Raises ConfigError that names the file and the error in it."""
     return datafile.build(NetworkConfig, datafile.load(Path(path)), str(path))

@@ -1,5 +1,5 @@
-"""Build a network, run its jobs, and report times, goodput, retransmissions and queues. Every sum is checked
-against exact arithmetic; a wrong one is an error, not a result.
+"""Build a network, run its jobs, and report times, goodput, retransmissions and queues. Every sum is checked against
+exact arithmetic; a wrong sum raises an error.
 """
 
 import math
@@ -35,8 +35,8 @@ PROGRESS_EVERY = 20_000
 
 @dataclass
 class JobResult:
-    """`seconds[k]`: from the first rank's beginning of all-reduce k to the last rank's end. `bound_s`: the closed
-    form of bounds.py without loss, late ranks or others' traffic. Counters are sums over the ranks."""
+    """Results of a job. `seconds[k]`: from the first rank's start of collective k to the last rank's end. `bound_s`:
+    the closed form of bounds.py without loss, late ranks or other traffic. Counters are summed over the ranks."""
 
     config: JobConfig
     slots: int
@@ -55,13 +55,13 @@ class JobResult:
 
     @property
     def goodput_bps(self) -> float:
-        """Bits of tensor reduced a second (algbw, in bits)."""
+        """Bits of tensor reduced per second (algbw, in bits)."""
         return 8 * self.config.size_bytes / self.median_s
 
 
 @dataclass
 class Result:
-    """`seconds`: virtual time until the last job was done. `links`: counts by name."""
+    """Results of a simulation. `seconds`: virtual time until the last job was done. `links`: counters by link name."""
 
     config: NetworkConfig
     jobs: list[JobResult]
@@ -69,14 +69,14 @@ class Result:
     rates_bps: dict[str, float]
     seconds: float
     most_waiting_packets: float
-    """In front of the switch's pipeline."""
+    """Maximum number of packets waiting in front of the switch's pipeline."""
     steps: int
     wall_s: float
     best_effort: dict[str, int]
-    """What became of contributions at best-effort slots (best_effort.COUNTS); empty without."""
+    """Counters of contributions at best-effort slots (best_effort.COUNTS); empty without them."""
 
     def utilisation(self, name: str) -> float:
-        """A link's share of time in use."""
+        """Utilization of a link: share of time in use."""
         return 8 * self.links[name].bytes / self.rates_bps[name] / self.seconds if self.seconds else 0.0
 
 
@@ -88,8 +88,8 @@ def run(
 ) -> Result:
     """Simulate `config` to its end. `say(share of work done, steps)` is called every PROGRESS_EVERY steps.
 
-    Raises ConfigError for a network that needs more memory than the budget, by default what is free; BudgetSpent where
-    it takes, or has taken, longer than `time_budget_s` of this machine's time; SwitchMLError if a sum is wrong, or if
+    Raises ConfigError for a network that needs more memory than the budget, by default the free memory; BudgetSpent
+    where it needs, or has used, more than `time_budget_s` of wall-clock time; SwitchMLError if a sum is wrong, or if
     the jobs are not done at `config.limit_s` of virtual time.
     """
     started = time.perf_counter()
@@ -162,7 +162,7 @@ class _Network:
         return sum(player.share_done for player in self.players) / len(self.players)
 
     def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], pool: partial[Pool]) -> None:
-        """Allocate a job's pool, given but for the workers; in a tree, one at each of its racks and one above."""
+        """Allocate a job's pool, given without the workers; in a tree, one at each of its racks and one above."""
         if self.front is not None:
             shared = pool(workers=job.workers)
             self.front.add(number, shared, hosts)
@@ -194,14 +194,14 @@ class _Network:
 
 
 class _Job:
-    """Base of both kinds of job: each rank begins its next all-reduce when its last one is done."""
+    """Base class of jobs: each rank starts its next collective when its last one is done."""
 
     def __init__(self, network: _Network, job: JobConfig, bound_s: float, slots: int):
         self.network, self.config = network, job
         self.result = JobResult(job, slots, bound_s)
         self._begin_ns: list[int] = []
         self._end_ns = [0] * job.repeats
-        self._calls = [0] * job.workers  # all-reduces that each rank has begun
+        self._calls = [0] * job.workers  # number of collectives that each rank has started
         self._remaining = job.workers * job.repeats
         for rank in range(job.workers):
             self._schedule(rank, int(job.start_s * NS))
@@ -212,7 +212,7 @@ class _Job:
 
     @property
     def share_done(self) -> float:
-        """Share of all ranks' all-reduces that are done."""
+        """Share of all ranks' collectives that are done."""
         return 1 - self._remaining / (self.config.workers * self.config.repeats)
 
     def where(self) -> str:
@@ -228,7 +228,7 @@ class _Job:
     def _begin(self, rank: int) -> None:
         call = self._calls[rank]
         self._calls[rank] += 1
-        if call == len(self._begin_ns):  # the first rank to begin it
+        if call == len(self._begin_ns):  # the first rank to start it
             self._begin_ns.append(self.network.env.now)
         self.start(rank)
 
@@ -236,7 +236,7 @@ class _Job:
         raise NotImplementedError
 
     def done(self, rank: int) -> None:
-        """A rank's all-reduce is done."""
+        """Record the end of a rank's collective."""
         call, now = self._calls[rank] - 1, self.network.env.now
         self._end_ns[call] = max(self._end_ns[call], now)
         self._remaining -= 1
@@ -246,7 +246,7 @@ class _Job:
             self.network.ended()
 
     def finish(self) -> None:
-        """Fill in the result."""
+        """Complete the result."""
         self.result.seconds = [(end - begin) / NS for begin, end in zip(self._begin_ns, self._end_ns, strict=True)]
 
 

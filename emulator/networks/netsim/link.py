@@ -1,8 +1,8 @@
 """One direction of a cable and the queue in front of it: packets queue, are serialized and propagate, and may be lost,
-duplicated or late.
+duplicated or delayed.
 
-The queue needs no events: a packet's end of transmission is known when it is queued, since what is ahead of it can't
-change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
+The queue needs no events: a packet's end of transmission is known when it is queued, since the packets ahead of it
+can't change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
 """
 
 import math
@@ -21,8 +21,8 @@ NS = 1e9
 
 @dataclass
 class LinkCounts:
-    """What went over a link. `bytes` and `packets` were sent, framing included; `dropped` found the queue full; `lost`
-    were sent and never arrived. Queue lengths count what waits and what is being sent."""
+    """Counters of a link. `bytes` and `packets` were sent, framing included; `dropped` found the queue full; `lost`
+    were sent and never arrived. Queue lengths include waiting packets and the one being sent."""
 
     packets: int = 0
     bytes: int = 0
@@ -32,7 +32,7 @@ class LinkCounts:
     late: int = 0
     most_queued_bytes: float = 0.0
     queued_byte_s: float = 0.0
-    """Time integral of the queue's length: bytes times seconds."""
+    """Time integral of the queue's length, in byte seconds."""
 
 
 class Environment(simpy.Environment):
@@ -44,7 +44,7 @@ class Environment(simpy.Environment):
 
 
 class _Call:
-    """An event that calls `action(value)`: what simpy's own would add takes as long as the rest of a packet's way."""
+    """An event that calls `action(value)`; simpy's own event types would double the cost of a packet."""
 
     __slots__ = ("_action", "_value", "callbacks")
     _ok = True
@@ -61,12 +61,13 @@ _CALLBACKS = (_Call.ring,)
 
 
 def at(env: Environment, time_ns: int, action: Callable[[Any], object], value: Any = None) -> None:
-    """Call `action(value)` at `time_ns`, which is not in the past."""
-    env.schedule(_Call(action, value), delay=time_ns - env.now)  # type: ignore[arg-type]  # all of an event that counts
+    """Schedule `action(value)` at `time_ns`, which must not be in the past."""
+    env.schedule(_Call(action, value), delay=time_ns - env.now)  # type: ignore[arg-type]  # duck-typed as an Event
 
 
 class Link:
-    """`deliver(packet)` is called when a packet arrives. `chooser` draws losses, delays and duplicates."""
+    """One direction of a link. `deliver(packet)` is called when a packet arrives. `chooser` draws losses, delays and
+    duplicates."""
 
     def __init__(
         self,
@@ -79,14 +80,14 @@ class Link:
         self.env, self.chooser, self.deliver, self.name = env, chooser, deliver, name
         self.counts = LinkCounts()
         self.is_cut = False
-        """While true, what is sent is lost."""
+        """While true, all sent packets are lost."""
         self._free_at = 0.0
         self._last_arrival = 0
         self._is_bad = False  # Gilbert's model: in the bad state everything is lost
         self.become(config)
 
     def become(self, config: LinkConfig) -> None:
-        """Change the properties; packets that are queued already keep their times."""
+        """Change the properties; packets already queued keep their times."""
         self.config = config
         self._framing_bytes, self._queue_bytes = config.framing_bytes, config.queue_bytes or math.inf
         self._ns_per_byte = 8 * NS / config.rate_bps
@@ -94,15 +95,16 @@ class Link:
         self._delay_ns = config.delay_s * NS
         self._burst_ns = config.burst_bytes * self._ns_per_byte
         self._jitter_ns = config.jitter_s * NS
-        burst = max(config.burst_packets, 1 / (1 - config.loss))  # even independent losses come together at times
+        burst = max(config.burst_packets, 1 / (1 - config.loss))  # even independent losses are sometimes consecutive
         self._leave_bad, self._enter_bad = 1 / burst, config.loss / (burst * (1 - config.loss))
         self._is_plain = not (config.loss or config.jitter_s or config.duplicate or config.late)
 
     def send(self, packet: Any) -> bool:
-        """Queue a packet or a train of `packet.length` bytes (without framing); whether there was room for it."""
+        """Queue a packet or a train of `packet.length` bytes (without framing). Returns whether there
+        was room for it."""
         counts, now, count = self.counts, self.env.now, packet.count
         length = packet.length + self._framing_bytes
-        # Comparisons in place of `max`, of which a packet would need four: calls are what it costs.
+        # Comparisons instead of four calls of `max` per packet: calls dominate the cost.
         waiting_ns = self._free_at - self._burst_ns - now
         queued = (waiting_ns / self._ns_per_byte if waiting_ns > 0.0 else 0.0) + length
         if queued > self._queue_bytes:
@@ -123,7 +125,7 @@ class Link:
         if self.is_cut:
             counts.lost += count
         elif self._is_plain:
-            # Rounded up: nothing may arrive before its last bit.
+            # Rounded up: a packet may not arrive before its last bit.
             at(self.env, -int(-(departure + self._delay_ns) // 1), self.deliver, packet)
         else:
             self._travel(packet, departure)
@@ -161,7 +163,8 @@ class Link:
 
 
 class Server:
-    """Processes packets one after the other at a limited rate, with a latency: a switch's pipeline, a CPU."""
+    """A server that processes packets one after the other at a limited rate, with a latency: a switch's pipeline, a
+    CPU."""
 
     def __init__(self, env: Environment, packets_per_s: float, latency_s: float, deliver: Callable[[Any], object]):
         self.env, self.deliver = env, deliver

@@ -1,4 +1,4 @@
-"""Packets in flight. A link needs their `length` (bytes, without the framing of a UDP datagram), a switch their
+"""Packets in flight. A link uses their `length` (bytes, without the framing of a UDP datagram), a switch their
 destination: `to` is a host's number or AGGREGATOR.
 """
 
@@ -10,22 +10,22 @@ AGGREGATOR = -1
 
 
 class Packet:
-    """A datagram of protocol 2: `data` uint8[length] at `address`, a copy, since the memory that it was built
-    in is reused. `job` and `rank`: its sender or receiver."""
+    """A datagram of protocol 2: `data` uint8[length] at `address`, copied, since the source buffer is reused. `job` and
+    `rank`: its sender or receiver."""
 
     __slots__ = ("address", "data", "job", "length", "rank", "to")
     count = 1
 
     def __init__(self, data: np.ndarray, job: int, rank: int, to: int = AGGREGATOR):
         self.data = data.copy()
-        # `ctypes` makes three objects for it.
+        # `ctypes` would create three objects.
         self.address, self.length = self.data.__array_interface__["data"][0], len(data)
         self.job, self.rank, self.to = job, rank, to
 
 
 class Train:
-    """Packets of one job for one receiver that travel as one, as UDP segmentation offload sends them: none arrives
-    before the last one has left. `framing_bytes` is what each but the first adds to the length."""
+    """Packets of one job for one receiver sent as a unit, as by UDP segmentation offload: none arrives before the last
+    one has left. `framing_bytes`: added to the length for each packet but the first."""
 
     __slots__ = ("framing_bytes", "length", "packets", "to")
 
@@ -39,7 +39,7 @@ class Train:
 
 
 def coupled(packets: Sequence[Packet], most: int, framing_bytes: int) -> Iterator[Packet | Train]:
-    """Packets for one receiver as trains of at most `most`."""
+    """Group packets for one receiver into trains of at most `most`."""
     if most == 1:
         yield from packets
         return

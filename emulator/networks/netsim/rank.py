@@ -1,5 +1,5 @@
-"""A rank: the worker's rules (switchml/protocol/worker.py) in virtual time. `turn` does what the agent's compiled
-loop does between two sleeps (host_agent/loop.py); `Rank` is a host that takes a turn on every packet and timer.
+"""A rank: the worker's rules (switchml/protocol/worker.py) in virtual time. `turn` is the equivalent of the agent's
+compiled loop between two sleeps (host_agent/loop.py); `Rank` is a host that runs a turn on every packet and timer.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 class SteppedWorker:
-    """The rules of one worker, turn by turn. `job` and `rank` are those of its packets."""
+    """The rules of one worker, turn by turn. `job` and `rank` identify its packets."""
 
     def __init__(self, worker: Worker, job: int, rank: int):
         self.worker, self.job, self.rank = worker, job, rank
@@ -37,7 +37,7 @@ class SteppedWorker:
 
     @property
     def deadline(self) -> int:
-        """When the next turn is due if nothing arrives (ns), NEVER if nothing is pending."""
+        """Time at which the next turn is due if nothing arrives (ns), NEVER if nothing is pending."""
         return int(self._earliest.item())
 
     @property
@@ -46,7 +46,7 @@ class SteppedWorker:
 
     @property
     def completed(self) -> int:
-        """Tasks done so far."""
+        """Number of completed tasks."""
         return int(self._completed.item())
 
     def turn(self, packets: Sequence[Packet], now: int) -> list[Packet]:
@@ -54,7 +54,7 @@ class SteppedWorker:
         does."""
         state, out, sent = self.worker.state, self._out, []
         n = 0
-        if self.worker.window["moved"]:  # to another aggregator, with other rows
+        if self.worker.window["moved"]:  # the job moved to another aggregator, with other rows
             self._packets = self._packet_rows()
             sent += self._take(send_all(state, out))
         for place, packet in enumerate(packets):
@@ -77,7 +77,8 @@ class SteppedWorker:
         return [Packet(self._bytes(index), self.job, self.rank) for index in self._out[:n].tolist()]
 
     def _bytes(self, index: int) -> np.ndarray:
-        """The packet of a slot: where dense ones lie, or a sparse or addressed one, which has a length of its own."""
+        """The packet of a slot: a dense one in the packet rows, or a sparse or addressed one, which
+        has its own length."""
         if not self._words[index]:
             packet: np.ndarray = self._packets[index + (self._rounds[index] & 1) * len(self._words)]
             return packet
@@ -88,8 +89,8 @@ class SteppedWorker:
 def _receive(
     state: State, address: Address, length: int, now: int, out: np.ndarray, n: int, is_last: bool
 ) -> tuple[int, bool]:
-    """Receive a packet, and after the last one go on. One call for both: what a call from Python costs is the tuple of
-    arrays that it hands over. Returns how many packets are in `out`, and whether the turn is over."""
+    """Receive a packet; after the last one, finish the turn. One call does both, as the tuple of arrays makes a call
+    from Python expensive. Returns the number of packets in `out`, and whether the turn is over."""
     n = results.receive(state, address, length, now, out, n)
     if n + 1 >= len(state.slots):
         sending.build_streams(state, out, n)
@@ -101,7 +102,7 @@ def _receive(
 
 @kernel
 def _go_on(state: State, now: int, out: np.ndarray, n: int) -> int:
-    """What a turn does once all packets are received; returns how many are in `out`."""
+    """The part of a turn after all packets are received. Returns the number of packets in `out`."""
     n = sending.fill(state, now, out, n)
     if state.scalars[0].failure.code:
         return int64(0)
@@ -111,7 +112,8 @@ def _go_on(state: State, now: int, out: np.ndarray, n: int) -> int:
 
 
 class Alarm:
-    """Calls `ring` at the time it was last set to. Postponing is free: an event that fires too early sets a new one."""
+    """Calls `ring` at the time it was last set to. Postponing is free: an event that fires too early reschedules
+    itself."""
 
     def __init__(self, env: Environment, ring: Callable[[], None]):
         self._env, self._ring = env, ring
@@ -141,7 +143,7 @@ class Alarm:
 
 class Rank:
     """One rank of one job on a host whose network card is `send(packet or train)`. `on_done(rank)` is called when all
-    tasks that were started are done. `train_packets`: how many packets may leave as one."""
+    started tasks are done. `train_packets`: maximum number of packets in one train."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class Rank:
         return self._turns.completed == self._started
 
     def start(self, *tasks: tuple[Any, ...]) -> None:
-        """Begin collectives at once, each with arguments of `Worker.start`."""
+        """Start concurrent collectives, each with arguments of `Worker.start`."""
         for task in tasks:
             self.worker.start(*task)
         self._started += len(tasks)

@@ -1,4 +1,4 @@
-"""Results of a simulated network as tables, as one JSON object, and as a plot."""
+"""Results of a simulated network as tables, a JSON object and a plot."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ def _name(number: int, job: JobResult) -> str:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Times in seconds, rates in bits a second, queues in bytes."""
+    """JSON object: times in seconds, rates in bits/s, queues in bytes."""
     configured, sparse = ("backend", "collective", "workers", "size_bytes"), ("block", "density", "overlap")
     measured = ("slots", "seconds", "median_s", "bound_s", "goodput_bps")
     counted = ("retransmitted", "spurious", "waits", "repeated_rounds", "timeouts")
@@ -47,7 +47,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def print_tables(result: Result) -> None:
-    """Jobs, then the links that were used most."""
+    """Print tables of the jobs and of the busiest links."""
     jobs = Table(
         [
             text("job"),
@@ -105,13 +105,13 @@ def print_tables(result: Result) -> None:
 
 
 def _busiest(result: Result) -> list[str]:
-    """The links that carried most, as many as are shown."""
+    """Names of the links with the most bytes, as many as are shown."""
     return sorted(result.links, key=lambda name: -result.links[name].bytes)[:_SHOWN_LINKS]
 
 
 def plot(result: Result, path: Path) -> None:
-    """Two panels: each job's time beside its bound, and the queues of the busiest links. Raises ConfigError if the file
-    cannot be written."""
+    """Plot with two panels: each job's time and its bound, and the queues of the busiest links. Raises ConfigError if
+    the file cannot be written."""
     times = [
         Bar(
             f"{plain(_name(number, job))}, {job.config.workers} ranks",

@@ -1,5 +1,5 @@
-"""What a network's simulation takes at least. Each number of a network is within its range, but their products are not:
-ranks times bytes times repeats. So this is asked before anything of a network is made.
+"""Lower bounds of a simulation's memory and time. Each parameter of a network is range-checked, but not products such
+as ranks times bytes times repeats; so this is checked before anything is allocated.
 """
 
 import math
@@ -12,17 +12,17 @@ from switchml.protocol.packet import HEADER_BYTES
 from switchml.protocol.sizes import LANE_BYTES
 
 PACKET_S = 1e-5
-"""Of this machine's time for a packet: 40 to 125 us were measured on one core of a Xeon, and no machine is five times
-as fast."""
+"""Wall-clock time per packet: 40 to 125 µs were measured on one core of a Xeon, and no machine is
+five times as fast."""
 HOST_BYTES, RANK_BYTES = 10_000, 350_000
-"""Of Python objects and a worker's records, whatever its slots."""
+"""Memory of Python objects and a worker's records, independent of its slots."""
 SLOT_BYTES = 400
-"""A worker's record of a slot, beside its packets; a pool's is no smaller."""
+"""Memory of a worker's record of a slot, without its packets; a pool's is no smaller."""
 
 
 def check(config: NetworkConfig, seconds: float = math.inf, memory_bytes: float | None = None) -> None:
-    """Raises ConfigError where a network needs more memory than is free, or `memory_bytes`, and BudgetSpent where its
-    packets take longer than `seconds` of this machine's time."""
+    """Raises ConfigError where a network needs more memory than is free, or than `memory_bytes`, and BudgetSpent where
+    its packets take longer than `seconds` of wall-clock time."""
     free_bytes = min(psutil.virtual_memory().available, memory_bytes or math.inf)
     slots = config.slots_of_jobs()
     needed_bytes = config.hosts * HOST_BYTES + sum(map(_bytes, config.jobs, slots))
@@ -40,7 +40,7 @@ def check(config: NetworkConfig, seconds: float = math.inf, memory_bytes: float 
 
 
 def _bytes(job: JobConfig, slots: int) -> int:
-    """Of tensors, masks of zeros, and the packets of slots that are used."""
+    """Bytes of tensors, masks of zeros, and the packets of used slots."""
     copies = len(job.kinds) + (2 if job.block else 0)
     used = min(slots, job.size_bytes // job.payload_bytes + 1)
     a_slot = SLOT_BYTES + 2 * (HEADER_BYTES + job.payload_bytes)
@@ -48,6 +48,6 @@ def _bytes(job: JobConfig, slots: int) -> int:
 
 
 def _packets(job: JobConfig) -> int:
-    """That the ranks send, at least."""
+    """Minimum number of packets that the ranks send."""
     a_call = int(job.density * job.size_bytes / 4 * LANE_BYTES[job.wire] / job.payload_bytes)
     return job.repeats * job.workers * max(1, a_call // job.train_packets)

@@ -1,9 +1,9 @@
-"""One TCP connection, packet by packet, with what decides how long a bulk transfer takes: slow start, CUBIC,
-selective acknowledgements, fast recovery, the retransmission timer. No handshake, no flow control, no Nagle.
+"""One TCP connection, packet by packet, with the mechanisms that determine the time of a bulk transfer: slow start,
+CUBIC, selective acknowledgements, fast recovery, the retransmission timer. No handshake, no flow control, no Nagle.
 
-RFC 5681 (slow start, recovery), RFC 9438 (CUBIC), RFC 8985 (RACK: which packets are lost, and a probe for losses at
-the tail), RFC 6937 (no bursts in recovery), RFC 6298 (the timer, with Linux' floor of 200 ms). Windows count packets
-of one segment.
+RFC 5681 (slow start, recovery), RFC 9438 (CUBIC), RFC 8985 (RACK loss detection and tail loss probes), RFC 6937
+(proportional rate reduction), RFC 6298 (the timer, with Linux's minimum of 200 ms). Windows count packets of one
+segment.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from emulator.networks.netsim.rank import Alarm
 from switchml.protocol.sizes import IP_BYTES, MTU, TCP_BYTES, UDP_BYTES
 
 MSS_BYTES = MTU - IP_BYTES - TCP_BYTES
-"""Payload of a segment on an MTU of 1500 with TCP's timestamps, as Linux sends them."""
+"""Payload of a segment with an MTU of 1500 and TCP timestamps, as Linux sends them."""
 HEADER_BYTES = TCP_BYTES - UDP_BYTES
-"""TCP with timestamps, less the UDP header that a link's framing counts."""
+"""TCP header with timestamps, less the UDP header that a link's framing includes."""
 ACK_EVERY = 2
-"""Segments an acknowledgement (RFC 5681, delayed ACKs); at once if something is missing."""
+"""Segments per acknowledgement (RFC 5681, delayed ACKs); immediate if segments are missing."""
 INITIAL_WINDOW = 10.0
-"""RFC 6928."""
+"""Initial window of RFC 6928."""
 MINIMUM_RTO_S, INITIAL_RTO_S = 0.2, 1.0
 ACK_GRAIN_S = 0.001
 """Added to the reordering window's timer: a jiffy."""
 PROBE_GRAIN_S = 0.002
-"""Added to two round-trip times before a probe: the grain of Linux' timers (TCP_TIMEOUT_MIN)."""
+"""Added to two round-trip times before a probe: the granularity of Linux's timers (TCP_TIMEOUT_MIN)."""
 REORDERING = 0.25
-"""A segment sent this share of a round-trip time before one that arrived is lost (RFC 8985, section 6.2)."""
+"""Reordering window as a share of the round-trip time: a segment sent this long before one that arrived is lost (RFC
+8985, section 6.2)."""
 SACKED = 32
-"""Segments that an acknowledgement names besides: the latest to arrive (RFC 2018's three blocks cover about as
-many)."""
+"""Selectively acknowledged segments named in an acknowledgement: the latest arrivals (RFC 2018's three blocks cover
+about as many)."""
 _BETA, _C = 0.7, 0.4
-"""RFC 9438: the window after a loss, and the cubic's coefficient (packets a second^3)."""
+"""RFC 9438: the window reduction factor after a loss, and the coefficient of the cubic (packets/s^3)."""
 
 
 class Segment:
-    """`number` counts segments from 0; `size`: its payload. An acknowledgement has `size` 0: all before `number`
-    arrived, and those in `sacked` too. `is_last`: nothing was waiting behind it."""
+    """A segment. `number` counts segments from 0; `size`: its payload. An acknowledgement has `size` 0: all segments
+    before `number` arrived, and those in `sacked`. `is_last`: no further data was queued behind it."""
 
     __slots__ = ("connection", "is_last", "length", "number", "sacked", "size", "to")
     count = 1
@@ -58,8 +59,8 @@ class Segment:
 
 
 class Connection:
-    """Data from host `ends[0]` to host `ends[1]`. `send_data` and `send_ack` transmit a Segment from one end and
-    the other; its receiver calls `receive`. `on_bytes(count)` is called for bytes that arrived in order.
+    """A connection from host `ends[0]` to host `ends[1]`. `send_data` and `send_ack` transmit a Segment from either
+    end; its receiver calls `receive`. `on_bytes(count)` is called for bytes that arrived in order.
     """
 
     def __init__(
@@ -72,24 +73,24 @@ class Connection:
     ):
         self.env, self.ends, self._on_bytes = env, ends, on_bytes
         self._send_data, self._send_ack = send_data, send_ack
-        self._sizes: deque[int] = deque()  # of the segments from `_una` on
-        self._una = self._next = self._end = 0  # oldest unacknowledged, next to send, end of what was written
+        self._sizes: deque[int] = deque()  # sizes of the segments from `_una` on
+        self._una = self._next = self._end = 0  # oldest unacknowledged, next to send, end of the written data
         self._window, self._threshold = INITIAL_WINDOW, float("inf")
         self._sent_at: dict[int, int] = {}
-        self._in_order_sent: deque[tuple[int, int]] = deque()  # (when, segment), for every sending
-        self._newest = -1  # when the latest of those that have arrived was sent
+        self._in_order_sent: deque[tuple[int, int]] = deque()  # (send time, segment) of every transmission
+        self._newest = -1  # latest send time among segments that have arrived
         self._sacked: set[int] = set()
         self._lost: set[int] = set()
-        self._resent: set[int] = set()  # lost, and retransmitted
-        self._recover = 0  # recovery ends when this is acknowledged
+        self._resent: set[int] = set()  # lost and retransmitted
+        self._recover = 0  # recovery ends when this segment is acknowledged
         self._most_before, self._epoch_ns = 0.0, -1
         self._srtt = self._rttvar = 0.0
         self._rto_s = INITIAL_RTO_S
-        self._timed: tuple[int, int] | None = None  # a segment whose round trip is measured, and when it was sent
+        self._timed: tuple[int, int] | None = None  # the segment whose round trip is measured, and its send time
         self._alarm = Alarm(env, self._time_out)
         self._has_probed = False
         self._expected = self._unacknowledged = 0
-        self._early: dict[int, int] = {}  # out-of-order segments, and their sizes
+        self._early: dict[int, int] = {}  # sizes of out-of-order segments, by number
         self._recent: deque[int] = deque(maxlen=SACKED)
         self.sent = self.retransmitted = self.timeouts = 0
 
@@ -107,8 +108,8 @@ class Connection:
         return self._next - self._una - len(self._sacked) - len(self._lost) + len(self._resent)
 
     def _push(self, delivered: int | None = None) -> None:
-        """Send what the window allows; in recovery, no more than was `delivered` (RFC 6937), or the burst would hit
-        a queue that was full a moment ago."""
+        """Send what the window allows; in recovery, at most as many segments as were `delivered` (RFC 6937), as a burst
+        would hit a queue that was full a moment ago."""
         if not self._alarm.is_set and self._una < self._end:
             self._set_alarm()
         missing = sorted(self._lost - self._resent)
@@ -136,7 +137,7 @@ class Connection:
         self._send_data(Segment(self, self.ends[1], number, size, number == self._end - 1))
 
     def receive(self, segment: Segment) -> None:
-        """A segment of this connection has arrived, data at the one end or an acknowledgement at the other."""
+        """Handle an arriving segment of this connection, data at the one end or an acknowledgement at the other."""
         if segment.size:
             self._receive_data(segment)
         else:
@@ -168,7 +169,7 @@ class Connection:
         self._push(fresh + len(new))
 
     def _find_losses(self, reordering_ns: int) -> None:
-        """Segments sent that much before one that has arrived are lost, and so are retransmissions."""
+        """Mark segments, including retransmissions, as lost that were sent this long before one that has arrived."""
         has_losses = False
         while self._in_order_sent and self._in_order_sent[0][0] + reordering_ns < self._newest:
             sent_at, number = self._in_order_sent.popleft()
@@ -178,7 +179,7 @@ class Connection:
                 has_losses = True
         if not has_losses:
             return
-        self._timed = None  # Karn: nothing measured over a retransmission
+        self._timed = None  # Karn: no measurement over a retransmission
         if self._una >= self._recover:
             self._recover = self._next
             self._reduce()
@@ -199,7 +200,7 @@ class Connection:
         elapsed = (self.env.now - self._epoch_ns) / NS + self._srtt
         inflection = ((self._most_before * (1 - _BETA)) / _C) ** (1 / 3)
         target = _C * (elapsed - inflection) ** 3 + self._most_before
-        # RFC 9438's Reno-friendly region: never slower than a window that grows alike with the same beta.
+        # RFC 9438's Reno-friendly region: never slower than a Reno window with the same beta.
         friendly = self._threshold + 3 * (1 - _BETA) / (1 + _BETA) * elapsed / max(self._srtt, 1e-9)
         target = min(max(target, friendly), 1.5 * self._window)
         if target > self._window:
@@ -216,7 +217,7 @@ class Connection:
         self._rto_s = max(self._srtt + 4 * self._rttvar, MINIMUM_RTO_S)
 
     def _set_alarm(self) -> None:
-        """For the next event: the reordering window's end, the probe, or the retransmission timeout."""
+        """Set the alarm for the next timer: the reordering window's end, the probe, or the retransmission timeout."""
         wait_s = self._rto_s
         if self._srtt and self._sacked:
             wait_s = min(REORDERING * self._srtt + ACK_GRAIN_S, wait_s)

@@ -1,4 +1,4 @@
-"""The tensors of a job's collectives: what each rank gives, and what it must get."""
+"""The tensors of a job's collectives: each rank's input and expected result."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import elements_per_chunk
 
 _LARGEST = 1000
-"""Values are whole numbers up to this, so that float sums are exact and exponents of chunks hardly differ."""
+"""Largest value; values are integers, so that float sums are exact and exponents of chunks hardly differ."""
 
 
 class Tensors:
-    """Of all ranks of a job. No two have the same."""
+    """Tensors of all ranks of a job, all with different content."""
 
     def __init__(self, job: JobConfig, slots: int, generator: np.random.Generator):
         self._job, self._numel, self._share = job, job.size_bytes // 4, job.size_bytes // 4 // job.workers
@@ -40,15 +40,15 @@ class Tensors:
         self._histories = [np.full(min(slots, chunks), CODE_ZERO, np.int8) for _ in self._ranks]
 
     def tasks(self, rank: int) -> list[tuple[Any, ...]]:
-        """What a rank's worker has to `start` for one repeat."""
+        """Arguments of a rank's `Worker.start` calls for one repeat."""
         return [self._task(kind, rank) for kind in self._job.kinds]
 
     def check(self) -> None:
-        """Raise SwitchMLError unless every result is what exact arithmetic gives."""
+        """Raise SwitchMLError unless every result equals exact arithmetic."""
         exact = np.add.reduce(self._sources, dtype=np.float64)
         wire, workers = WIRES[self._job.wire], self._job.workers
-        # Narrow lanes: each rank's value is off by at most half a step, of the largest power of two above it or of a
-        # larger guess.
+        # Narrow lanes: each rank's value is off by at most half a step, which is that of the next larger power of two,
+        # or of a larger guess.
         off = workers * (_LARGEST << spreads(workers)[wire]) / headroom(workers)[wire] + 1e-3 if wire else 0
         for kind, results in self._results.items():
             for rank, result in enumerate(results):

@@ -1,8 +1,8 @@
-"""Hosts, racks and switches: which links there are, and where each packet goes next.
+"""Hosts, racks and switches: the links between them, and each packet's next hop.
 
-Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack
-switch, which has one link in each direction to the aggregation switch and forwards traffic within the rack itself. A
-rack switch that aggregates handles the aggregator's packets itself.
+Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack switch,
+which has one link in each direction to the aggregation switch and forwards traffic within the rack itself. A rack
+switch that aggregates handles the aggregator's packets itself.
 """
 
 import random
@@ -17,7 +17,7 @@ from emulator.networks.netsim.packets import AGGREGATOR
 
 
 class Fabric:
-    """The links of `config`. `to_host[h]`, `to_aggregator` are called with what arrives there; set them before
+    """The links of `config`. `to_host[h]` and `to_aggregator` are called with arriving packets; set them before
     anything is sent."""
 
     def __init__(self, env: Environment, config: NetworkConfig):
@@ -25,7 +25,7 @@ class Fabric:
         self.to_host: dict[int, Callable[[Any], None]] = {}
         self.to_aggregator: Callable[[Any], None] = lambda packet: None
         self.to_rack: dict[int, Callable[[Any], None]] = {}
-        """Handlers of racks that aggregate: of packets for the aggregator by rack, of those from above by
+        """Handlers of racks that aggregate: of packets for the aggregator by rack, of packets from above by
         `rack_address`."""
         self._rack_hosts = config.racks.hosts if config.racks else 0
         rack_links = [config.racks.link] * -(-config.hosts // config.racks.hosts) if config.racks else []
@@ -48,9 +48,9 @@ class Fabric:
         self.switch = server(lambda packet: self.to_aggregator(packet))
         self.to_behind: Callable[[Any], None] = lambda packet: None
         self.from_behind: Callable[[Any], None] = lambda packet: None
-        """Handlers of what arrives at the aggregator behind the switch, and of what comes from it."""
+        """Handlers of packets that arrive at the aggregator behind the switch, and of packets from it."""
         self.behind: list[Link] = []
-        """Its link, up and down."""
+        """The links to and from the aggregator behind the switch."""
         if config.behind is not None:
             behind = Server(env, config.behind.packets_per_s, 0.0, lambda packet: self.to_behind(packet))
             self.behind = [
@@ -72,7 +72,7 @@ class Fabric:
         return self.in_rack(packet)
 
     def _in_rack(self, rack: int, packet: Any) -> None:
-        """At a rack switch, from below."""
+        """Handle a packet from below at a rack switch."""
         if packet.to == AGGREGATOR and rack in self.to_rack:
             self.rack_switches[rack].send(packet)
         elif packet.to != AGGREGATOR and self.rack_of(packet.to) == rack:
@@ -96,7 +96,7 @@ class Fabric:
             self.in_rack(packet)
 
     def rack_of(self, host: int) -> int:
-        """The rack that a host is in."""
+        """The rack of a host."""
         return host // self._rack_hosts
 
     def in_rack(self, packet: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Networks of this machine's kernel: namespaces, links, racks, Mininet."""
+"""Networks in this machine's kernel: namespaces, links, racks, Mininet."""
 
 from switchml import lazy
 

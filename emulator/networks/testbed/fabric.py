@@ -1,11 +1,11 @@
-"""The networks of `switchml mininet`: hosts, links and switches of a layout (layout.py), built with Mininet in a world
-of their own (world.py).
+"""The networks of `switchml mininet`: hosts, links and switches of a layout (layout.py), built with Mininet in an
+isolated world (world.py).
 
-Every link has the same rate both ways, kept by tbf in front of it as in star.py; loss and delay, if any, are those of
-link.py, in a node of their own through which all links run. Switches are in the root namespace, as Mininet has them.
-They are bridges, or run a P4 program, on our switch or simple_switch. The network has one address in the root
-namespace, for controllers and aggregators: the bridge's, or an interface at one more port of s1, which nothing limits.
-Every node knows every MAC address from the start. Namespaces have the names of the nodes, for `ip netns` and Namespace.
+Every link has the same rate both ways, limited by tbf in front of it as in star.py; loss and delay, if any, are those
+of link.py, in a separate node that all links run through. Switches are in the root namespace, as usual in Mininet. They
+are bridges, or run a P4 program, on switchml's switch or simple_switch. The network has one address in the root
+namespace, for controllers and aggregators: the bridge's, or an interface at an additional port of s1, which has no rate
+limit. All ARP entries are set up statically. Namespaces have the names of the nodes, for `ip netns` and Namespace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 
 @dataclass(frozen=True)
 class P4Node:
-    """A P4 switch as its control plane needs it. `ports`: neighbour's name → port."""
+    """Properties of a P4 switch for its control plane. `ports`: neighbor's name → port."""
 
     name: str
     address: str
@@ -45,12 +45,12 @@ class P4Node:
 
 
 class Fabric(Network):
-    """A running network, to be created inside a world of its own. It has what a Star has: `hosts[i]` with `address(i)`,
-    `switch` (the root namespace) with `switch_address`. Raises ConfigError for what is missing on this machine."""
+    """A running network, to be created inside a world. It has the same attributes as a Star: `hosts[i]` with
+    `address(i)`, `switch` (the root namespace) with `switch_address`. Raises ConfigError for missing programs."""
 
     def __init__(self, layout: Layout):
         check_programs(layout.switch)
-        from emulator.networks.testbed.nodes import Net  # needs Mininet, which `check_programs` has looked for
+        from emulator.networks.testbed.nodes import Net  # needs Mininet, which `check_programs` has verified
 
         self.layout = layout
         self._captures: list[subprocess.Popen[bytes]] = []
@@ -102,10 +102,10 @@ class Fabric(Network):
             for node in self._net.switches
         ]
 
-    # Counts
+    # Counters
 
     def queues(self) -> dict[str, QueueCounts]:
-        """The queues of the hosts' links since the start, "up" from the hosts and "down" to them; with racks, also
+        """Queue counters of the hosts' links since the start, "up" from the hosts and "down" to them; with racks, also
         "trunks up" and "trunks down" of the links between switches."""
         named: dict[str, list[tuple[Namespace, str]]] = {}
         for number, cable in enumerate(self.layout.cables):
@@ -115,8 +115,8 @@ class Fabric(Network):
         return {name: star.queue_counts(interfaces) for name, interfaces in named.items()}
 
     def capture(self, link: str, file: Path) -> None:
-        """Write what passes a link, like h1-s1, to a pcap file from now on. Its ends cut trains into packets and
-        compute checksums, as on a real cable. Raises ConfigError for a link that there is not."""
+        """Capture a link, such as h1-s1, to a pcap file from now on. Its ends cut trains into packets and compute
+        checksums, as on a real cable. Raises ConfigError for a nonexistent link."""
         cables = {f"{lower}-{upper}": (lower, upper) for lower, upper in self.layout.cables}
         if link not in cables:
             raise ConfigError(f"there is no link {link}: expected one of {', '.join(cables)}")
@@ -136,7 +136,7 @@ class Fabric(Network):
         self._captures.append(process)
 
     def close(self) -> None:
-        """End captures, and take the network down. (What is left goes with its world.)"""
+        """End captures, and take the network down. (The rest is removed with its world.)"""
         for process in self._captures:
             process.terminate()
             process.communicate()
@@ -167,7 +167,7 @@ class Fabric(Network):
 
 
 def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:
-    """Raises ConfigError with what is missing on this machine for a kind of switch, and for captures."""
+    """Raises ConfigError that lists the programs missing on this machine for a kind of switch, and for captures."""
     packages = {"ip": "iproute2", "tc": "iproute2", "mnexec": "mininet", "ifconfig": "net-tools"}
     if with_captures:
         packages["tcpdump"] = "tcpdump"
@@ -181,6 +181,6 @@ def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:
 
 
 def _name(name: str, pid: int) -> Namespace:
-    """A name for the namespace that a process lives in."""
+    """Name the network namespace of a process."""
     run(["ip", "netns", "attach", name, str(pid)])
     return Namespace(name)

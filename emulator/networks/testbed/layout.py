@@ -15,16 +15,16 @@ from switchml.errors import ConfigError
 NETWORK = ipaddress.ip_network("10.0.0.0/16")
 BRIDGE, P4, BMV2 = "bridge", "p4", "bmv2"
 MAX_HOSTS = 32
-"""Ranks that a P4 switch takes."""
+"""Maximum number of ranks that a P4 switch supports."""
 ROOT, CONTROL, WIRES = "root", "ctl", "wires"
 CONTROL_MAC = 0x02_00_00_00_FE_01
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`racks` 1: all hosts at the switch s1. Else hosts are spread over so many switches r1, r2, … below s1, as evenly
-    as it goes, neighbours together. `switch`: what kind all of them are; P4 and BMV2 run `program`. Hosts are numbered
-    from 0 here, and h1 is the first one's name."""
+    """Hosts, racks and switches of a network. `racks` 1: all hosts at the switch s1. Otherwise hosts are spread over
+    `racks` switches r1, r2, … below s1, as evenly as possible, with neighbors together. `switch`: kind of all switches;
+    P4 and BMV2 run `program`. Hosts are numbered from 0 here, and the first one's name is h1."""
 
     hosts: int
     link: LinkOptions
@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def switches(self) -> list[str]:
-        """s1 first."""
+        """Names of the switches, s1 first."""
         return ["s1"] + ([f"r{rack + 1}" for rack in range(self.racks)] if self.racks > 1 else [])
 
     def switch_of(self, host: int) -> str:
@@ -66,5 +66,5 @@ class Layout:
 
     @property
     def control_address(self) -> str:
-        """Of the root namespace in this network."""
+        """Address of the root namespace in this network."""
         return self.switch_address("s1") if self.switch == BRIDGE else str(NETWORK[0xFE01])

@@ -1,10 +1,10 @@
-"""Emulated links, for kernels without netem: each receives what arrives at one socket, delays it, loses some of it,
-and sends the rest from another.
+"""Emulated links, for kernels without netem: each receives packets at one socket, delays them, loses some, and sends
+the rest from another.
 
-A link is one direction. Each has a seeded generator that decides which packets are lost: the n-th packet of a link
-fares the same in every run, whether it came alone or in a train (switchml/net/trains.py). All links of a thread are
+A link is one direction. Each has a seeded generator that decides which packets are lost: the n-th packet of a link has
+the same fate in every run, whether it was sent alone or in a train (switchml/net/trains.py). All links of a thread are
 served by one compiled loop. Between two interfaces (wires.py) the sockets are packet sockets; tests use plain
-datagrams. The rate of a link is that of the queue in front of it.
+datagrams. The rate of a link is limited by the queue in front of it.
 """
 
 from collections.abc import Sequence
@@ -28,15 +28,14 @@ from switchml.runtime.jit import kernel
 from switchml.runtime.memory import copy_bytes
 
 FRAME_BYTES = VIRTIO_BYTES + 14 + 4 + 65535
-"""The largest frame: a virtio header, Ethernet with a VLAN tag, and the longest IPv4 packet."""
+"""Size of the largest frame: a virtio header, Ethernet with a VLAN tag, and the longest IPv4 packet."""
 BATCH = 64
-"""Frames that one system call takes or hands over."""
+"""Maximum frames of one system call."""
 CAPACITY_FRAMES, LEAST_CAPACITY_BYTES = 1 << 14, 1 << 20
-"""What a link holds at most: so many frames; so many bytes, if its delay does not call for more."""
+"""Capacity of a link: frames, and bytes unless its delay requires more."""
 
 COUNTS = ("received", "lost", "sent", "failed")
-"""What is counted for each link, in packets: those that came, were lost on purpose, were sent, were refused by the
-kernel when sent."""
+"""Counters of each link, in packets: received, lost by configured loss, sent, and rejected by the kernel when sent."""
 RECEIVED, LOST, SENT, FAILED = range(len(COUNTS))
 
 _CUT_BYTES = FRAME_BYTES + MAX_PACKETS * MAX_HEADER_BYTES
@@ -47,12 +46,13 @@ class Links(NamedTuple):
     """k links of one thread.
 
     `fds` int64[k, 2]: receive from, send to. `odds` float64[k]: loss. `delay` int64[k]: ns. `random` uint64[k]:
-    generators. `counts` int64[k, 4] by COUNTS. Frames on their way: `bytes` uint8[k, B] is a ring of which frames take
-    consecutive parts; `frames` int64[k, F, 3]: a frame's offset, its length, when it is due (ns); `ends` int64[k, 2]:
-    frames sent and frames received so far, modulo F rows of `frames`.
-    For one call at a time: `staging` uint8[BATCH, FRAME_BYTES], `cut` uint8[_CUT_BYTES] what is left of trains,
-    `cut_lengths` int64[MAX_PACKETS], `surviving` bool[MAX_PACKETS], `packets` int64[BATCH] those in each message to be
-    sent. The rest are message headers and entries for poll.
+    generators. `counts` int64[k, 4] by COUNTS. Frames in flight: `bytes` uint8[k, B] is a ring buffer in which frames
+    occupy consecutive ranges; `frames` int64[k, F, 3]: a frame's offset, its length, its due time (ns); `ends` int64[k,
+    2]: frames sent and frames received so far, modulo F rows of `frames`.
+
+    Scratch buffers of one call: `staging` uint8[BATCH, FRAME_BYTES], `cut` uint8[_CUT_BYTES] remainders of trains,
+    `cut_lengths` int64[MAX_PACKETS], `surviving` bool[MAX_PACKETS], `packets` int64[BATCH] packets in each message to
+    be sent. The other fields are message headers and entries for poll.
     """
 
     fds: np.ndarray
@@ -82,7 +82,7 @@ def new_links(
     numbers: Sequence[int] | None = None,
     capacity_bytes: int = LEAST_CAPACITY_BYTES,
 ) -> Links:
-    """Links between file descriptors: (receive from, send to). `capacity_bytes`: what each can hold. `numbers`: a
+    """Create links between file descriptors: (receive from, send to). `capacity_bytes`: buffer of each. `numbers`: a
     number for each link that distinguishes it from the others with this seed (by default 0, 1, …).
 
     Raises ConfigError for a loss outside [0, 1), a negative delay or a capacity of less than two frames.
@@ -117,7 +117,7 @@ def new_links(
 
 @kernel
 def _room(links, link):
-    """(where the next frame goes in the ring of bytes, how many frames of any size fit from there on)."""
+    """(offset of the next frame in the ring buffer, number of frames of maximum size that fit from there on)."""
     size = links.bytes.shape[1]
     head, tail = links.ends[link]
     if head == tail:
@@ -135,7 +135,7 @@ def _room(links, link):
 
 @kernel
 def _take(links, link, now):
-    """Receive what there is and what there is room for; returns how many frames that was."""
+    """Receive available frames as far as there is room. Returns the number of frames received."""
     start, room = _room(links, link)
     room = min(room, BATCH)
     if room == 0:
@@ -154,13 +154,13 @@ def _take(links, link, now):
 @kernel
 def _flush(links, link, messages):
     send_messages(links.fds[link, 1], links.outgoing, messages, libc.MSG_DONTWAIT)
-    for i in range(messages):  # one that failed found the next queue full, as on a real switch
+    for i in range(messages):  # a failed message found the next queue full, as on a real switch
         links.counts[link, FAILED if links.outgoing.errors[i] else SENT] += links.packets[i]
 
 
 @kernel
 def _add(links, link, messages, at, length, packets):
-    """One more frame to be sent; how many there are then."""
+    """Add a frame to be sent. Returns the number of queued messages."""
     if messages == BATCH:
         _flush(links, link, messages)
         messages = 0
@@ -171,7 +171,7 @@ def _add(links, link, messages, at, length, packets):
 
 @kernel
 def _lose(links, link, packets):
-    """Decide which packets of a frame survive (`links.surviving`); returns how many."""
+    """Decide which packets of a frame survive (`links.surviving`). Returns their number."""
     remaining = packets
     for i in range(packets):
         links.surviving[i] = not random(links.random, link) < links.odds[link]
@@ -182,7 +182,7 @@ def _lose(links, link, packets):
 
 @kernel
 def _hand_over(links, link, now):
-    """Send the frames that are due, in their order."""
+    """Send the frames that are due, in order."""
     messages = cut_used = 0
     while links.ends[link, 0] < links.ends[link, 1]:
         offset, length, due = links.frames[link, links.ends[link, 0] % CAPACITY_FRAMES]
@@ -205,13 +205,13 @@ def _hand_over(links, link, now):
                 out += piece
                 cut_used += piece
         links.ends[link, 0] += 1
-    # The bytes of a frame are free from here on, and nothing is received before they are sent.
+    # The frame's bytes are free from here on; they are sent before anything else is received.
     _flush(links, link, messages)
 
 
 @kernel
 def move(links, now):
-    """One round over all links at `now` (ns); returns how many frames were received."""
+    """One round over all links at `now` (ns). Returns the number of frames received."""
     frames = 0
     for link in range(len(links.fds)):
         frames += _take(links, link, now)
@@ -221,7 +221,7 @@ def move(links, now):
 
 @kernel
 def next_due(links):
-    """When the next frame is to be sent (ns), or the largest int64."""
+    """Time when the next frame is due (ns), or the largest int64."""
     due = _NEVER
     for link in range(len(links.fds)):
         head, tail = links.ends[link]
@@ -232,7 +232,7 @@ def next_due(links):
 
 @kernel
 def serve(links, stop):
-    """Move frames until the descriptor `stop` is readable; sleeps when there is nothing to do."""
+    """Forward frames until the descriptor `stop` is readable; sleeps while idle."""
     clock = np.zeros(2, np.int64)
     k = len(links.fds)
     while True:
@@ -240,7 +240,7 @@ def serve(links, stop):
         if move(links, now):
             continue
         for link in range(k):
-            fd = links.fds[link, 0] if _room(links, link)[1] > 0 else np.int64(-1)  # a full link wakes nobody
+            fd = links.fds[link, 0] if _room(links, link)[1] > 0 else np.int64(-1)  # don't wake up for a full link
             links.polls[link] = libc.poll_entry(fd)
         links.polls[k] = libc.poll_entry(stop)
         due = next_due(links)

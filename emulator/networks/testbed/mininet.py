@@ -2,8 +2,8 @@
 
     net = Mininet(topo, host=P4Host, switch=P4Switch, controller=None)
 
-A switch runs `switchml switch` unless it is given another program (`sw_path`), and is up when its control port listens.
-It needs root and Mininet, from Debian's package `mininet` or from PyPI with `mnexec`."""
+A switch runs `switchml switch` unless another program is given (`sw_path`), and is up when its control port listens. It
+needs root and Mininet, from Debian's package `mininet` or from PyPI with `mnexec`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 if importlib.util.find_spec("mininet") is None:
-    # Debian installs it where a virtual environment does not look.
+    # Debian installs it outside a virtual environment's path.
     _spec = importlib.machinery.PathFinder.find_spec("mininet", ["/usr/lib/python3/dist-packages"])
     if _spec is not None and _spec.loader is not None:
         sys.modules["mininet"] = importlib.util.module_from_spec(_spec)
@@ -29,18 +29,18 @@ from mininet.node import Host, Switch
 from switchml.errors import ConfigError
 
 START_TIMEOUT_S = 30.0
-"""How long a switch may take until its control port listens."""
+"""Time limit until a switch's control port listens."""
 FIRST_THRIFT_PORT, FIRST_GRPC_PORT = 9090, 9559
 OURS = (sys.executable, "-m", "switchml", "switch")
-"""The command that runs our switch."""
+"""Command that runs switchml's switch."""
 
 
 class P4Host(Host):
-    """A host whose interface is called eth0, without IPv6, whose packets would confuse most P4 programs.
+    """A host whose interface is named eth0, without IPv6, whose packets would confuse most P4 programs.
 
-    `offload`: leave checksums and segmentation to the interface, as Linux does by itself. That suits our switch: one
-    call then moves many packets. Others, like BMv2, see unfinished checksums and packets of 64 kB; use False for
-    them."""
+    `offload`: leave checksums and segmentation to the interface, the Linux default. This is efficient with switchml's
+    switch: one system call then moves many packets. Others, such as BMv2, would see unfinished checksums and packets of
+    64 kB; use False for them."""
 
     def config(self, offload: bool = True, **params) -> dict:
         result = super().config(**params)
@@ -61,11 +61,11 @@ class P4Host(Host):
 class P4Switch(Switch):
     """A switch that runs the program `json_path` (None: it is loaded later).
 
-    `sw_path` or `sw_bin`: a program with simple_switch's command line, in place of ours. `thrift_port`: by default
+    `sw_path` or `sw_bin`: a program with simple_switch's command line, instead of switchml's. `thrift_port`: by default
     counted up from 9090. `grpc_port`: serve P4Runtime there, too. `pcap_dump`: write the frames of each port to files,
     in `pcap_dir` or in the directory that it names. `log_console`, `log_file`: where output goes, /tmp/p4s.NAME.log by
-    default. `device_id`: by default counted up from 0. `cpu_port`, `priority_queues`, `enable_debugger`: as the
-    options of these names. `verbose` is ignored, and there for compatibility. Raises ConfigError if the switch does not
+    default. `device_id`: by default counted up from 0. `cpu_port`, `priority_queues`, `enable_debugger`: as the options
+    of these names. `verbose` is accepted for compatibility and ignored. Raises ConfigError if the switch does not
     start."""
 
     _next_device_id = 0
@@ -152,8 +152,8 @@ class P4Switch(Switch):
                 raise ConfigError(f"switch {self.name} did not start: see {self.log_file}")
             time.sleep(0.05)
 
-    def stop(self, deleteIntfs: bool = True) -> None:  # Mininet calls it so
-        """End the switch."""
+    def stop(self, deleteIntfs: bool = True) -> None:  # Mininet's argument name
+        """Stop the switch."""
         if self.switch_pid is not None:
             self.cmd(f"kill {self.switch_pid}; wait")
             self.switch_pid = None

@@ -1,8 +1,8 @@
-"""Network namespaces that leave nothing behind: created here, entered by processes that die with us, then removed.
+"""Network namespaces with guaranteed cleanup: created here, entered by processes that die with this one, then removed.
 
 A `Lab` owns all namespaces of one process. Their names begin with that process's pid and start time, so that a later
-Lab recognizes and removes those of a process that was killed. What connects the namespaces is elsewhere (star.py).
-Needs root and iproute2.
+Lab recognizes and removes those of a process that was killed. The links between namespaces are created elsewhere
+(star.py). Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from switchml.runtime.children import die_with_parent
 from switchml.runtime.insist import heard, insist
 
 NETNS_DIR = Path("/run/netns")
-"""Where `ip netns` keeps the names (ip-netns(8))."""
+"""Folder of `ip netns`'s names (ip-netns(8))."""
 PREFIX = "switchml"
 
 _CLONE_NEWNET = 0x40000000
 _NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-.+")
 _SBIN = os.pathsep.join(["/usr/sbin", "/sbin"])
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a process besides Ctrl-C."""
+"""Signals that end a process besides Ctrl-C."""
 
 Result = TypeVar("Result")
 
@@ -53,7 +53,8 @@ class Namespace:
         run(["tc", "-n", self.name, "-batch", "-"], "\n".join(lines))
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Run `function` on a thread that is inside, and return what it returns. Sockets that it opens stay there."""
+        """Run `function` on a thread inside the namespace, and return its result. Sockets that it opens stay in the
+        namespace."""
 
         def inside() -> Result:
             enter(self.name)
@@ -65,7 +66,7 @@ class Namespace:
     def set_sysctl(self, **values: object) -> None:
         """Write files below /proc/sys/net; `__` in a key stands for a slash: `ipv4__tcp_congestion_control="cubic"`.
 
-        Raises ConfigError for a value that the kernel refuses.
+        Raises ConfigError for a value that the kernel rejects.
         """
 
         def write() -> None:
@@ -79,18 +80,18 @@ class Namespace:
         self.call(write)
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a program inside. It is killed when the calling thread ends, however that happens; Ctrl-C in the
-        terminal does not reach it.
+        """Start a program inside. It is killed when the calling thread ends for any reason; Ctrl-C in the terminal does
+        not reach it.
         """
         starter = [sys.executable, "-m", "emulator.networks.testbed.namespaces", self.name, str(os.getpid())]
         return subprocess.Popen([*starter, *command], start_new_session=True, **options)
 
 
 class Lab:
-    """The namespaces of this process; `with Lab() as lab:` ends with none of them left.
+    """The namespaces of this process; `with Lab() as lab:` removes all of them at its end.
 
-    Also removes what dead processes left. While it is open, SIGTERM and SIGHUP end the process as Ctrl-C does, by an
-    exception, so that the `with` above gets its turn. Raises ConfigError without root or iproute2.
+    Also removes namespaces of dead processes. While it is open, SIGTERM and SIGHUP end the process by an exception, as
+    Ctrl-C does, so that the `with` block is left properly. Raises ConfigError without root or iproute2.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,8 @@ class Lab:
             signal.signal(number, handler)
 
     def add(self, role: str) -> Namespace:
-        """A new namespace with loopback up and IPv6 off (its own chatter would be counted with the experiment's)."""
+        """Create a namespace with loopback up and IPv6 off (its background traffic would be counted with the
+        experiment's)."""
         name = self._prefix + role
         run(["ip", "netns", "add", name])
         space = Namespace(name)
@@ -122,7 +124,7 @@ class Lab:
         return space
 
     def close(self) -> None:
-        """Remove them all. Processes inside keep their (unnamed) namespace until they end; so end them first."""
+        """Remove all namespaces. Processes inside keep their (unnamed) namespace until they end, so end them first."""
         for name in _existing():
             if name.startswith(self._prefix):
                 run(["ip", "netns", "delete", name])
@@ -138,12 +140,12 @@ def check_rights() -> None:
 
 
 def sweep() -> list[str]:
-    """Remove the namespaces of processes that are dead; returns their names."""
+    """Remove the namespaces of dead processes. Returns their names."""
     removed = []
     for name in _existing():
         match = _NAME.fullmatch(name)
         if match and _start_time(int(match[1])) != int(match[2]):
-            with contextlib.suppress(SwitchMLError):  # another process sweeps, too
+            with contextlib.suppress(SwitchMLError):  # another process may sweep concurrently
                 run(["ip", "netns", "delete", name])
                 removed.append(name)
     return removed
@@ -154,7 +156,7 @@ def run(command: Sequence[str], stdin: str = "") -> str:
     program = find_program(command[0])
     if program is None:
         raise ConfigError(f"not found: {command[0]}; install it with: apt install iproute2")
-    # A session of its own: Ctrl-C must not stop it half-way through a batch.
+    # A separate session: Ctrl-C must not stop it half-way through a batch.
     done = subprocess.run([program, *command[1:]], input=stdin, capture_output=True, text=True, start_new_session=True)
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -163,7 +165,7 @@ def run(command: Sequence[str], stdin: str = "") -> str:
 
 
 def enter(name: str) -> None:
-    """Move the calling thread, and what it starts from now on, into the namespace (setns(2))."""
+    """Move the calling thread, and processes it starts afterwards, into the namespace (setns(2))."""
     fd = os.open(NETNS_DIR / name, os.O_RDONLY | os.O_CLOEXEC)
     try:
         call_libc("setns", fd, _CLONE_NEWNET)
@@ -172,7 +174,7 @@ def enter(name: str) -> None:
 
 
 def call_libc(function: str, *arguments: int | bytes | None) -> None:
-    """A system call by its C function. Raises ConfigError."""
+    """Make a system call through its C function. Raises ConfigError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, function)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)) != 0:
         reason = os.strerror(ctypes.get_errno())
@@ -180,7 +182,7 @@ def call_libc(function: str, *arguments: int | bytes | None) -> None:
 
 
 def find_program(name: str) -> str | None:
-    """Where a program is, also if it is one for root that PATH leaves out."""
+    """Path of a program, including root's programs that PATH omits."""
     return shutil.which(name) or shutil.which(name, path=_SBIN)
 
 
@@ -192,23 +194,23 @@ def _existing() -> list[str]:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5), stat field 22); None if it does not run."""
+    """Start time of a process, in clock ticks since boot (proc(5), stat field 22); None if it does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if nobody has waited for it
+    return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if not yet waited for
 
 
 def raise_exit(number: int, _: object) -> NoReturn:
-    """A signal handler: end as Ctrl-C does, by an exception."""
+    """Signal handler: end by an exception, as Ctrl-C does."""
     insist(SystemExit(128 + number))
 
 
 @contextlib.contextmanager
 def _signals_ignored(is_main_thread: bool) -> Iterator[None]:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP, which only the main thread can."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP; possible only in the main thread."""
     if not is_main_thread:
         yield
         return

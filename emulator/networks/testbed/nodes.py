@@ -1,9 +1,9 @@
-"""A fabric (fabric.py) in Mininet's terms: its nodes, and the net that connects them. Importing this needs Mininet."""
+"""Mininet nodes and network of a fabric (fabric.py). Importing this module needs Mininet."""
 
 from __future__ import annotations
 
 from emulator.networks.testbed.layout import BMV2, BRIDGE, CONTROL, CONTROL_MAC, NETWORK, WIRES, Layout
-from emulator.networks.testbed.mininet import P4Host, P4Switch  # and where Mininet is
+from emulator.networks.testbed.mininet import P4Host, P4Switch  # also makes Mininet importable
 from emulator.networks.testbed.namespaces import find_program, run
 from emulator.networks.testbed.world import PRIVATE_DIR
 from switchml.control.mac import mac_text
@@ -16,14 +16,14 @@ from mininet.node import Node, Switch
 
 
 class Bridge(Switch):
-    """Linux's bridge, with an address of its own, for what runs at the switch."""
+    """A Linux bridge with an IP address, for processes at the switch."""
 
     def __init__(self, name: str, ip: str, mac: str, **params) -> None:
         super().__init__(name, **params)
         self._ip, self._mac = ip, mac
 
     def start(self, controllers: list) -> None:
-        """Make the bridge of all interfaces of this node."""
+        """Create the bridge over all interfaces of this node."""
         kind = ["type", "bridge", "stp_state", "0", "forward_delay", "0"]
         run(["ip", "link", "add", self.name, "address", self._mac, *kind])
         for interface in self.intfList():
@@ -32,20 +32,20 @@ class Bridge(Switch):
         run(["ip", "addr", "add", f"{self._ip}/{NETWORK.prefixlen}", "dev", self.name])
         run(["ip", "link", "set", self.name, "up"])
 
-    def stop(self, deleteIntfs: bool = True) -> None:  # Mininet calls it so
-        """Remove it."""
+    def stop(self, deleteIntfs: bool = True) -> None:  # Mininet's argument name
+        """Remove the bridge."""
         run(["ip", "link", "delete", self.name])
         super().stop(deleteIntfs)
 
 
 class Switchboard(P4Switch):
-    """A P4 switch whose files are the world's."""
+    """A P4 switch whose files are in the world's private folder."""
 
     def __init__(self, name: str, **params) -> None:
         super().__init__(name, log_file=str(PRIVATE_DIR / f"{name}.log"), **params)
 
     def arguments(self) -> list[str]:
-        """Its command line, with sockets in the world's private folder."""
+        """The command line, with sockets in the world's private folder."""
         args = super().arguments()
         if "--nanolog" in args:
             at = args.index("--nanolog")
@@ -56,12 +56,12 @@ class Switchboard(P4Switch):
 
 
 class Net(Mininet):
-    """Mininet's net for a layout, started. `ends[node, other]`: a node's interface on its cable to the other. `wires`:
-    interfaces of the node WIRES, two for each cable that runs through it, the lower end's first."""
+    """Mininet's network for a layout, started. `ends[node, other]`: a node's interface on its cable to the other.
+    `wires`: interfaces of the node WIRES, two for each cable that runs through it, the lower end's first."""
 
     def __init__(self, layout: Layout):
         setLogLevel("critical")
-        Mininet.inited = True  # it would change limits of the whole machine
+        Mininet.inited = True  # otherwise it would change limits of the whole machine
         super().__init__(controller=None, build=False, ipBase=str(NETWORK))
         self.ends: dict[tuple[str, str], Intf] = {}
         self.wires: list[tuple[str, str]] = []

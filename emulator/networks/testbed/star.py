@@ -27,25 +27,25 @@ from switchml.errors import ConfigError, SwitchMLError
 
 NETWORK = ipaddress.ip_network("10.77.0.0/16")
 INTERFACE = "eth0"
-"""Every host's."""
+"""Name of every host's interface."""
 
 BURST_BYTES = 72 << 10
-"""What tbf lets through at once after a pause (so what follows a pause gains as much: 0.4 % of 16 MiB). Larger than any
-train of packets that the kernel hands over as one (65,535 bytes of IP, and tbf counts the headers of each packet), so
-those pass whole; with a queue that hardly holds one, tbf cuts them. Either way the rate is kept to 0.2 % for TCP's and
-for UDP's trains, but cutting takes a timer for each packet."""
+"""Burst of tbf: bytes sent at once after a pause, and thus the error of a measurement after a pause: 0.4 % of 16 MiB.
+It is larger than any train of packets that the kernel passes as one (65,535 bytes of IP, and tbf counts the headers of
+each packet), so trains pass whole; if the queue can hardly hold a train, tbf cuts it. Either way the rate is within 0.2
+% for TCP's and UDP's trains, but cutting needs a timer for each packet."""
 LEAST_BURST_BYTES = 4 << 10
 QUEUE_S, LEAST_QUEUE_BYTES = 0.025, 256 << 10
-"""How much a queue holds by default."""
+"""Default capacity of a queue: seconds at the link rate, and the minimum in bytes."""
 UP_S = 20.0
-"""How long interfaces may take to come up."""
+"""Time limit for interfaces to come up."""
 
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """`queue_bytes`: what waits in front of each direction at most, 0 for 25 ms at the rate. `loss`, `delay_s`: of each
-    direction. `burst_s`: what tbf lets through at once is no longer on the line than that (None: a whole train).
-    Raises ConfigError for values that make no sense.
+    """Options of every link. `queue_bytes`: capacity of the queue in each direction, 0 for 25 ms at the rate. `loss`,
+    `delay_s`: of each direction. `burst_s`: limit of tbf's burst in seconds at the link rate (None: a whole train).
+    Raises ConfigError for invalid values.
     """
 
     rate_bps: float
@@ -82,8 +82,7 @@ class LinkOptions:
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """What passed the queues of all hosts' links in one direction, as tbf counts it. A train of packets counts as one
-    in `dropped`."""
+    """tbf's counters over all hosts' links in one direction. A train of packets counts as one in `dropped`."""
 
     bytes: int
     packets: int
@@ -91,8 +90,9 @@ class QueueCounts:
 
 
 class Wires:
-    """The process behind links that lose and delay (wires.py), in `space`. `pairs`: the interfaces there of each link,
-    the end that is up first, all links alike. It lives until `close`. Raises SwitchMLError if it has ended."""
+    """The process that emulates loss and delay (wires.py), in `space`. `pairs`: the interfaces of each link in that
+    namespace, the upward end first; all links are alike. It runs until `close`. Raises SwitchMLError if it has ended.
+    """
 
     def __init__(self, space: Namespace, pairs: Sequence[Sequence[str]], link: LinkOptions):
         in_flight = link.rate_bps / 8 * link.delay_s
@@ -140,31 +140,31 @@ class Wires:
 
 
 class Network:
-    """What all networks have: perhaps a process behind their links."""
+    """Base class of networks, with an optional process behind their links."""
 
     _wires: Wires | None = None
 
     @property
     def links_pid(self) -> int | None:
-        """The process behind the links, if there is one."""
+        """Process id of the link emulation, if there is one."""
         return self._wires.pid if self._wires else None
 
     def links(self) -> dict[str, dict[str, int]]:
-        """Frames on all links since the start by link.COUNTS, "up" and "down"; empty if the kernel's links suffice."""
+        """Frames on all links since the start by link.COUNTS, "up" and "down"; empty without link emulation."""
         return self._wires.counts() if self._wires else {}
 
     def close(self) -> None:
-        """End the process behind the links."""
+        """End the link emulation process."""
         if self._wires is not None:
             self._wires.close()
 
 
 class Star(Network):
-    """The network in `lab` (which removes it). `hosts[i]` has `address(i)`, `switch` has `switch_address`."""
+    """A star network in `lab` (which removes it). `hosts[i]` has `address(i)`, `switch` has `switch_address`."""
 
     def __init__(self, lab: Lab, hosts: int, link: LinkOptions, tcp: str | None = None):
-        """`tcp`: congestion control of the hosts' TCP, by default the machine's. Raises ConfigError if there is none of
-        that name.
+        """`tcp`: congestion control of the hosts' TCP, by default the machine's. Raises ConfigError if the kernel
+        doesn't have it.
         """
         if not 1 <= hosts <= 256:
             raise ConfigError(f"{hosts} hosts: expected 1 to 256")
@@ -195,16 +195,15 @@ class Star(Network):
         return str(NETWORK[256 + host + 1])
 
     def queues(self) -> dict[str, QueueCounts]:
-        """The queues since the start, "up" from the hosts and "down" to them."""
+        """Queue counters since the start, "up" from the hosts and "down" to them."""
         return {
             "up": queue_counts((host, INTERFACE) for host in self.hosts),
             "down": queue_counts((self.switch, f"p{i}") for i in range(len(self.hosts))),
         }
 
     def set_rate(self, rate_bps: float) -> None:
-        """Give every link another rate from now on, and the queue and burst that go with it; loss and delay stay.
-
-        Raises ConfigError.
+        """Change every link's rate from now on, with the corresponding queue and burst; loss and delay stay. Raises
+        ConfigError.
         """
         self.link = replace(self.link, rate_bps=rate_bps)
         for host in self.hosts:
@@ -235,7 +234,7 @@ class Star(Network):
 
 
 def shape_interface(space: Namespace, interface: str, link: LinkOptions) -> None:
-    """What leaves by an interface leaves at the link's rate."""
+    """Limit an interface's outgoing traffic to the link's rate."""
     space.tc(f"qdisc add dev {interface} root {_shape(link)}")
 
 
@@ -249,8 +248,8 @@ def _mac(number: int) -> str:
 
 
 def has_udp_trains() -> bool:
-    """Whether AF_PACKET sockets know trains of UDP packets: virtio's GSO_UDP_L4, since Linux 6.2. Without it,
-    emulated links handle single packets, and cost that much more.
+    """Whether AF_PACKET sockets support trains of UDP packets: virtio's GSO_UDP_L4, since Linux 6.2. Without it,
+    emulated links handle single packets, at a correspondingly higher cost.
     """
     major, minor = map(int, re.findall(r"\d+", platform.release())[:2])
     return (major, minor) >= (6, 2)
@@ -258,7 +257,7 @@ def has_udp_trains() -> bool:
 
 def wait_until_up(space: Namespace) -> None:
     """Wait until all interfaces, and the ports of bridges, carry packets: the kernel brings them up in the background,
-    and drops what comes before.
+    and drops earlier packets.
     """
     give_up_at = time.monotonic() + UP_S
     while True:
@@ -277,7 +276,7 @@ def _is_up(link: dict[str, Any]) -> bool:
 
 
 def queue_counts(interfaces: Iterable[tuple[Namespace, str]]) -> QueueCounts:
-    """Sums over interfaces that `shape_interface` has given queues."""
+    """Sums of the counters of interfaces shaped by `shape_interface`."""
     return QueueCounts(*map(sum, zip(*(_tbf(*interface) for interface in interfaces), strict=True)))
 
 

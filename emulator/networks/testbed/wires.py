@@ -1,8 +1,8 @@
-"""Wires between interfaces of one namespace: a process that runs link.py's links both ways between each two.
+"""Wires between interfaces of one namespace: a process that runs link.py's links in both directions between each pair.
 
 `python -m emulator.networks.testbed.wires JSON` with {"wires": [[interface, interface], …], "loss", "delay_s", "seed",
-"capacity_bytes", "threads"} prints "ready", and then, for every line on stdin, a JSON line of counts: a row by
-link.COUNTS for each direction, a wire's two together. It ends with stdin. What star.py starts.
+"capacity_bytes", "threads"} prints "ready", and then, for every line on stdin, a JSON line of counters: a row by
+link.COUNTS for each direction, a wire's two rows together. It ends with stdin. star.py starts it.
 """
 
 import json
@@ -22,14 +22,14 @@ SOCKET_BUFFER_BYTES = 32 << 20
 
 def open_interface(name: str) -> socket.socket:
     """A socket that receives everything that arrives at an interface of this namespace, and sends from it. Trains stay
-    trains, and checksums that the kernel has left out stay left out."""
+    intact, and omitted checksums stay omitted."""
     sock = new_packet_socket(name, buffer_bytes=SOCKET_BUFFER_BYTES)
     attach(sock, name)
     return sock
 
 
 def main() -> None:
-    """See above."""
+    """Run the process described in the module's docstring."""
     options = json.loads(sys.argv[1])
     sockets = [[open_interface(name) for name in wire] for wire in options["wires"]]
     stop = os.eventfd(0)

@@ -1,10 +1,10 @@
-"""A world of its own for an experiment: processes, network and mounts that end with the process that created them.
+"""An isolated world for an experiment: processes, network and mounts that end with the process that created them.
 
-    result = call(experiment)          # experiment() runs inside; what it returns or raises comes back
+    result = call(experiment)          # experiment() runs inside; its result or exception is passed back
 
-Inside, the network has nothing but a loopback, `ip netns` knows nobody, /dev/shm and temporary files are private, and
-the caller is process 1. When it ends, is interrupted or killed, the kernel kills every process of that world, and then
-nothing holds its interfaces, switches and files: there is nothing to clean up. Needs root (namespaces(7)).
+Inside, the network has only a loopback, `ip netns` is empty, /dev/shm and temporary files are private, and the caller
+is process 1. When it ends, is interrupted or killed, the kernel kills every process of that world and releases its
+interfaces, switches and files, so no cleanup is needed. Needs root (namespaces(7)).
 """
 
 import os
@@ -24,21 +24,21 @@ from switchml.runtime.insist import heard
 _CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWNET = 0x0002_0000, 0x2000_0000, 0x4000_0000
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 PRIVATE_DIR = Path("/dev/shm")
-"""Temporary files inside: a file system of the world's own."""
+"""Folder of temporary files inside: a private file system."""
 
 Result = TypeVar("Result")
 
 
 class WorldLost(SwitchMLError):
-    """The process inside ended without an answer."""
+    """The process inside ended without a result."""
 
 
 def call(function: Callable[[], Result]) -> Result:
-    """Run `function` in a world of its own and return what it returns, or raise what it raises; both must pickle.
+    """Run `function` in an isolated world and return its result, or raise its exception; both must pickle.
 
     Ctrl-C, SIGTERM and SIGHUP end that world, and then this process in the usual way. To be called from the main
-    thread, before gRPC or another library with threads that restart after a fork is in use: they could not then.
-    Raises ConfigError without root.
+    thread, before gRPC or another library whose threads would not survive a fork is in use. Raises ConfigError without
+    root.
     """
     if os.geteuid() != 0:
         raise ConfigError("creating network namespaces needs root: run this with sudo")
@@ -72,7 +72,7 @@ def call(function: Callable[[], Result]) -> Result:
 
 
 def _fork_into_own_processes() -> int:
-    """fork(2), but the child is process 1 of new processes. The caller's further children are ordinary ones again."""
+    """fork(2) with the child as process 1 of a new PID namespace. Later children of the caller are ordinary ones."""
     here = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         call_libc("unshare", _CLONE_NEWPID)
@@ -85,13 +85,13 @@ def _fork_into_own_processes() -> int:
 
 
 def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
-    """The child; never returns."""
+    """Body of the child; never returns."""
     code = 1
     try:
         for number in (signal.SIGINT, *ENDING_SIGNALS):
-            # The parent decides. (Not SIG_IGN, which programs that are started here would inherit.)
+            # The parent decides. (Not SIG_IGN, which child processes would inherit.)
             signal.signal(number, lambda *_: None)
-        # In this namespace the parent has no number; if it has ended already, nobody reads the pipe.
+        # In this namespace the parent has no pid; if it has ended already, nobody reads the pipe.
         call_libc("prctl", 1, signal.SIGKILL, 0, 0, 0)
         if not Path(f"/proc/{parent}").exists():  # /proc is still the outer one
             os._exit(1)
@@ -111,7 +111,7 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # not through the parent's exit handlers
+        os._exit(code)  # skips the parent's exit handlers
 
 
 def _furnish() -> None:

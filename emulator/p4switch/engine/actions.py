@@ -1,5 +1,5 @@
-"""Lowering of primitives and actions: stores into fields, header and stack operations, registers, counters, meters,
-the packet's fate, and jumps within an action."""
+"""Lowering of primitives and actions: field stores, header and stack operations, registers, counters, meters,
+forwarding decisions, and jumps within an action."""
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.calculations import Calculations
@@ -16,7 +16,7 @@ from emulator.p4switch.program.aborts import n_arguments
 from emulator.p4switch.values import mask
 
 ABORTED = 2
-"""Trap: a failed assert or a wrong log_msg (1 is the VM's, for code that does not end)."""
+"""Trap status: a failed assert or an invalid log_msg (1 is the VM's, for code that does not terminate)."""
 
 _STORES = {8: o.ST8, 16: o.ST16, 32: o.ST32, 64: o.ST64}
 _JUMPS = ("_jump", "_jump_if_zero")
@@ -24,7 +24,7 @@ _M64 = e.Const((1 << 64) - 1)
 
 
 class Actions(Part):
-    """Writes code for primitives. `messages` are what LOG and ABORT events mean, by number."""
+    """Generates code for primitives. `messages` describe LOG and ABORT events, by number."""
 
     def __init__(self, expressions: Expressions, calculations: Calculations, drop_port: int) -> None:
         super().__init__(expressions)
@@ -39,7 +39,7 @@ class Actions(Part):
     # Actions
 
     def body(self, action: ir.Action) -> bool:
-        """Write the code of an action, which continues behind itself; returns whether it may exit."""
+        """Emit the code of an action, which falls through at its end. Returns whether it may exit."""
         self.ex.set_action(action.params)
         calls = action.primitives
         labels = {}
@@ -78,7 +78,7 @@ class Actions(Part):
             self.ex.bind(over)
 
     def primitive(self, call: ir.Primitive) -> None:
-        """The code of one primitive."""
+        """Emit the code of one primitive."""
         if call.op in _JUMPS:
             raise Unsupported("a jump outside an action")
         op = "assume" if call.op == "assert" else call.op
@@ -88,7 +88,7 @@ class Actions(Part):
     # Assignments
 
     def assign(self, target: e.Expr, value: e.Expr) -> None:
-        """target = value, cut to the target's width."""
+        """Emit target = value, truncated to the target's width."""
         if isinstance(target, e.FieldRef):
             self._store_field(target, value)
         elif isinstance(target, e.RegisterRef):
@@ -99,7 +99,7 @@ class Actions(Part):
 
     @staticmethod
     def _saturated(value: e.Expr, described: ir.Field) -> e.Expr:
-        """A saturating field keeps the nearest value."""
+        """For a saturating field, the value clamped to its range."""
         if not described.saturating:
             return value
         return e.Op("sat_cast" if described.signed else "usat_cast", (value, e.Const(described.width)))
@@ -132,7 +132,7 @@ class Actions(Part):
             self.ex.forget(DYNAMIC)
 
     def store_bits(self, at: int, bit: int, width: int, cell: int) -> None:
-        """Write the low bits of cells into `width` bits from a byte's bit."""
+        """Emit a store of the low bits of cells into `width` bits, starting at a bit of a byte."""
         if width > 64:
             self.code.emit(o.WST, at, bit, width, cell)
         elif bit == 0 and width in _STORES:
@@ -143,11 +143,11 @@ class Actions(Part):
             self.code.emit(o.STBITS, at, bit, width, cell)
 
     def _sign_flag(self, value: e.Expr, width: int) -> int:
-        """The cell of the flag that a signed field keeps `value` as a number above its signed range."""
+        """The cell of a signed field's flag: whether it stores `value` as a number above its signed range."""
         return self.ex.narrow(_within(value, 1 << (width - 1), mask(width)))
 
     def _signed_value(self, value: e.Expr, width: int) -> e.Expr:
-        """The value that a signed field keeps (values.stored_in_field)."""
+        """The value that a signed field stores (values.stored_in_field)."""
         low, high = self.ex.interval(value)
         least, most = -(1 << (width - 1)), mask(width)
         if least <= low and high <= most:
@@ -171,7 +171,7 @@ class Actions(Part):
         self.ex.forget_all()
 
     def assign_VL(self, target: e.Expr, source: e.Expr) -> None:
-        """Copy a varbit field with its width."""
+        """Copy a varbit field including its width."""
         refs = [ref for ref in (target, source) if isinstance(ref, e.FieldRef) and self._type(ref).varbit == ref.field]
         if len(refs) < 2:
             raise Unsupported("a varbit field assigned from another kind of field")
@@ -203,7 +203,7 @@ class Actions(Part):
     # Headers and stacks
 
     def touched(self, header: e.Expr) -> None:
-        """A header was changed as a whole."""
+        """Invalidate known values after a whole header was changed."""
         if not isinstance(header, e.HeaderRef):
             self.ex.forget_all()
             return
@@ -272,7 +272,7 @@ class Actions(Part):
         known = dict(self.ex.memo)
         self.assign(target, value)
         self.code.bind(over)
-        # Values computed since the jump may not have been.
+        # Values computed since the jump may not exist when it is taken.
         for key in [key for key in self.ex.memo if key not in known]:
             del self.ex.memo[key]
 
@@ -302,13 +302,13 @@ class Actions(Part):
         self.execute_meter(array, index, target, is_psa=True)
 
     def meter_words(self, index: int) -> int:
-        """Constants that describe a meter array."""
+        """Constants that describe a meter array, as operands of the METER instructions."""
         meter = self.state.meters[index]
         arrays = (meter.configured, meter.rate, meter.burst, meter.tokens, meter.last)
         addresses = (array.ctypes.data for array in arrays)
         return self.code.words((*addresses, meter.rate_count, int(meter.counts_bytes), meter.size))
 
-    # The packet's fate
+    # Forwarding decisions
 
     def drop(self) -> None:
         for name, value in (("standard_metadata.egress_spec", self.drop_port), ("intrinsic_metadata.mcast_grp", 0)):
@@ -343,10 +343,10 @@ class Actions(Part):
     def truncate(self, length: e.Expr) -> None:
         self.code.emit(o.TRUNC, self.ex.exact_narrow(length, "a length"))
 
-    # Control
+    # Control flow
 
     def no_op(self) -> None:
-        """Nothing."""
+        """Emit nothing."""
 
     def exit(self) -> None:
         self.code.emit(o.MOV, CELL.exit, self.code.const(1))
@@ -379,7 +379,7 @@ class Actions(Part):
 
 
 def _target(call: ir.Primitive) -> int:
-    """Where a jump goes."""
+    """Target of a jump."""
     match call.args[-1]:
         case e.Const(target):
             return target

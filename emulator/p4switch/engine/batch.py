@@ -1,4 +1,4 @@
-"""A batch of frames, in one kernel: each is taken in, and served until nothing of it waits."""
+"""A batch of frames, in one kernel: each frame is received and processed until none of its packets waits."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from emulator.p4switch.packet_path.traffic_manager import serve
 
 
 def process(engine: Any, first: int, n: int) -> int:
-    """Take frames first..n-1 of the batch in; the number of the first one that was not taken, because the output might
-    not fit, or because the program aborted (then `status` is set)."""
+    """Process frames first..n-1 of the batch. Returns the number of the first frame not processed, because the output
+    might not fit, or because the program aborted (then `status` is set)."""
     for number in range(first, n):
         if is_full(engine):
             return number
@@ -24,7 +24,7 @@ def process(engine: Any, first: int, n: int) -> int:
 
 
 def is_full(plan: int) -> bool:
-    """Whether there may be no room for the frames that leave, or the events, of another one."""
+    """Whether there may be too little room for another frame's outgoing frames or events."""
     context = ld64(ld64(plan + PLAN.frame) + CELL.context)
     return (
         ld64(plan + PLAN.out) > ld64(plan + PLAN.out_end) - ld64(plan + PLAN.reserve)
@@ -34,7 +34,7 @@ def is_full(plan: int) -> bool:
 
 
 def begin_frame(engine: Any, number: int) -> None:
-    """Make the packet of a frame that came in, with all metadata 0."""
+    """Create the packet of a received frame, with all metadata 0."""
     port, length = ld64(ld64(engine + PLAN.in_port) + 8 * number), ld64(ld64(engine + PLAN.in_length) + 8 * number)
     packet = ld64(engine + PLAN.frame)
     st64(engine + PLAN.source, number)

@@ -1,5 +1,5 @@
-"""Lowering of calculations (hashes, checksums): inputs go bit by bit into the hash buffer, then one instruction hashes
-it."""
+"""Lowering of calculations (hashes, checksums): inputs are appended bit by bit to the hash buffer, then one instruction
+hashes it."""
 
 from collections.abc import Callable
 
@@ -26,8 +26,8 @@ def _is_valid(header: int) -> e.Expr:
 
 
 class HashParameters:
-    """The operands of HASH for one calculation, in `words`: width, initial, final xor, whether data and remainder are
-    reflected, address of the o.CRC's table, address of Toeplitz's key and its number of 32-bit words."""
+    """Operands of HASH for one calculation, in `words`: width, initial, final xor, whether data and remainder are
+    reflected, address of the CRC's table, address of Toeplitz's key and its number of 32-bit words."""
 
     def __init__(self, function: hashes.Hash) -> None:
         self.function = function
@@ -36,7 +36,7 @@ class HashParameters:
         self.refresh()
 
     def refresh(self) -> None:
-        """Update parameters that the control plane has changed."""
+        """Update parameters changed by the control plane."""
         if self.version == self.function.version:
             return
         self.version = self.function.version
@@ -51,14 +51,14 @@ class HashParameters:
 
 
 class Calculations(Part):
-    """Writes code for the program's calculations. `parameters` are by calculation, for those that code uses."""
+    """Generates code for the program's calculations. `parameters`: of the calculations in use, by index."""
 
     def __init__(self, expressions: Expressions) -> None:
         super().__init__(expressions)
         self.parameters: dict[int, HashParameters] = {}
 
     def compute(self, index: int) -> Cell:
-        """The result of a calculation."""
+        """Emit the computation of a calculation; returns the cell of its result."""
         self._inputs(self.program.calculations[index])
         function = self.state.hashes[index]
         kind = o.CRC if function.crc is not None else _KINDS.get(function.algo)
@@ -69,7 +69,7 @@ class Calculations(Part):
 
     def _inputs(self, calculation: ir.Calculation) -> None:
         self.code.emit(o.HBEGIN)
-        run: list[int] | None = None  # header, first bit, bits: adjacent fields go in together
+        run: list[int] | None = None  # header, first bit, bits: adjacent fields are appended together
         has_payload = False
         for item in calculation.inputs:
             piece = self._piece(item)
@@ -87,7 +87,7 @@ class Calculations(Part):
             self.code.emit(o.HPAY)
 
     def _piece(self, item: ir.CalcInput) -> list[int] | None:
-        """(header, first bit, bits) of an input that lies on the wire."""
+        """(header, first bit, bits) of an input in wire format, or None."""
         if not isinstance(item.value, e.FieldRef | e.HeaderRef):
             return None
         header = self.program.headers[item.value.header]
@@ -125,7 +125,7 @@ class Calculations(Part):
             self.ex.bind(over)
 
     def _put_value(self, value: e.Expr, width: int) -> None:
-        """The low bits of any value, most significant part first."""
+        """Append the low bits of any value, most significant part first."""
         while width > 0:
             part = (width - 1) % 64 + 1
             low = width - part
@@ -136,7 +136,7 @@ class Calculations(Part):
     # Checksums
 
     def verify(self) -> None:
-        """Set the system cell checksum_error if a checksum is wrong."""
+        """Emit checksum verification, which sets the system cell checksum_error if a checksum is wrong."""
         for checksum in self.program.checksums:
             if checksum.verify:
                 over = Label()
@@ -150,7 +150,7 @@ class Calculations(Part):
                 self.ex.bind(over)
 
     def update(self, store: Callable[[e.Expr, e.Expr], None]) -> None:
-        """Write the checksums that are to be updated, with `store`(target, value)."""
+        """Emit the checksums to be updated, with `store`(target, value)."""
         for checksum in self.program.checksums:
             if checksum.update:
                 over = Label()
@@ -164,7 +164,7 @@ class Calculations(Part):
     def _value(self, checksum: ir.Checksum) -> Cell:
         if checksum.calculation is not None:
             return self.compute(checksum.calculation)
-        header = self.program.headers[checksum.target.header]  # the built-in one: its own header, the target 0
+        header = self.program.headers[checksum.target.header]  # the built-in one: over its own header, target 0
         if header.is_metadata or header.type.varbit is not None:
             raise Unsupported("an ipv4 checksum over such a header")
         first = self.layout.wire_bit(header.type, checksum.target.field)

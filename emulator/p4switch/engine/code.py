@@ -1,6 +1,6 @@
-"""The code being written: rows of 32-bit words, labels, the pool of constants below the frame's origin, temporaries.
+"""Code under construction: rows of 32-bit words, labels, the constant pool below the frame's origin, temporaries.
 
-A temporary lives within one basic block, so each block numbers its temporaries from the start again.
+A temporary is valid within one basic block only, so each block allocates its temporaries from the beginning.
 """
 
 import numpy as np
@@ -15,28 +15,28 @@ WIDE = {
     o.MOV: o.WMOV, o.ADD: o.WADD, o.SUB: o.WSUB, o.MUL: o.WMUL, o.AND: o.VAND, o.OR: o.VOR, o.XOR: o.VXOR,
     o.NOT: o.WNOT, o.SHL: o.WSHL, o.SEXT: o.WSEXT, o.SEL: o.WSEL,
 }  # fmt: skip
-"""Instruction → its form for n limbs, with n as another operand."""
+"""Instruction → its variant for n limbs, which takes n as an additional operand."""
 
 
 class Unsupported(Exception):
-    """The program has something that can't be lowered, which the text names."""
+    """The program uses a feature that can't be lowered; the message names it."""
 
 
 class Label:
-    """A place in the code, known once it is bound."""
+    """A position in the code, known once it is bound."""
 
     def __init__(self) -> None:
         self.pc: int | None = None
 
     @property
     def place(self) -> int:
-        """Its place; raises AssertionError if it is not bound."""
+        """Its position; raises AssertionError if it is not bound."""
         assert self.pc is not None
         return self.pc
 
 
 class Code:
-    """`rows` are opcode and operands, which may be labels until `finish`."""
+    """`rows`: opcodes and operands, which may be labels until `finish`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -47,14 +47,14 @@ class Code:
         self._next_temp = layout.temps
 
     def emit(self, op: int, *operands: int | Label) -> None:
-        """One instruction."""
+        """Emit one instruction."""
         if len(operands) >= WORDS:
             raise AssertionError(f"{o.NAMES[op]} has too many operands")
         self.rows.append([op, *operands])
 
     def result(self, op: int, *operands: int | Label, n: int = 1, into: int | None = None) -> int:
-        """One instruction, in its form for several limbs if n > 1 and there is one. Returns the cell that it writes:
-        `into`, or a new temporary of n limbs."""
+        """Emit one instruction, in its variant for several limbs if n > 1 and there is one. Returns the destination
+        cell: `into`, or a new temporary of n limbs."""
         d = self.temp(n) if into is None else into
         if n > 1 and op in WIDE:
             op, operands = WIDE[op], (*operands, n)
@@ -66,11 +66,11 @@ class Code:
         return len(self.rows)
 
     def bind(self, label: Label) -> None:
-        """Place the label here. Callers start a new block."""
+        """Bind the label to the current position. Callers start a new block."""
         label.pc = len(self.rows)
 
     def temp(self, n_limbs: int = 1) -> int:
-        """A new temporary: offset of its lowest limb."""
+        """Allocate a temporary; returns the offset of its lowest limb."""
         offset = self._next_temp
         self._next_temp += 8 * n_limbs
         self.frame_end = max(self.frame_end, self._next_temp)
@@ -81,11 +81,11 @@ class Code:
         self._next_temp = self.layout.temps
 
     def const(self, value: int, n_limbs: int = 1) -> int:
-        """A constant modulo 2^(64 n_limbs): offset of its lowest limb."""
+        """Offset of the lowest limb of a constant modulo 2^(64 n_limbs)."""
         return self.words(tuple(value >> 64 * i & _M64 for i in range(n_limbs)))
 
     def words(self, values: tuple[int, ...]) -> int:
-        """Constants that lie one after the other."""
+        """Offset of consecutive constants."""
         values = tuple(value & _M64 for value in values)
         offset = self._places.get(values)
         if offset is None:
@@ -98,7 +98,7 @@ class Code:
         return operand.place if isinstance(operand, Label) else operand
 
     def finish(self) -> np.ndarray:
-        """(rows, WORDS) int32."""
+        """The code as int32 of shape (rows, WORDS)."""
         table = np.zeros((len(self.rows), WORDS), dtype=np.int32)
         for row, words in enumerate(self.rows):
             for column, operand in enumerate(words):

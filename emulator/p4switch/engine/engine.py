@@ -1,8 +1,8 @@
-"""The compiled engine: puts a program's code, its state and the packet path's kernels together.
+"""The compiled engine: combines a program's code, its state and the packet path's kernels.
 
-The control plane may change the state while packets pass: what the VM reads in another form (entries, value sets,
-multicast groups, mirroring sessions) observes the state and follows each change under the state's lock; parameters of
-hashes are rewritten when their version has changed; registers, counters and meters are shared."""
+The control plane may change the state while packets are processed: data that the VM stores in its own format (entries,
+value sets, multicast groups, mirroring sessions) are updated by observers of the state under the state's lock; hash
+parameters are refreshed when their version has changed; registers, counters and meters are shared."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,8 +40,8 @@ GROUPS = (
     ("run_headers", run_headers, 4, o.FIRST_HEADER, o.FIRST_HASH),
     ("run_hash", run_hash, 3, o.FIRST_HASH, len(o.NAMES)),
 )
-"""Kernels that run a group of instructions each: name in the context, kernel, arguments, first opcode, and last one +
-1."""
+"""Kernels of the instruction groups: name in the context, kernel, number of arguments, first opcode,
+and last one + 1."""
 
 
 def warm() -> None:
@@ -72,7 +72,7 @@ class CompiledEngine(Engine):
         records.warm()
         with state.lock:  # the control plane may be running already
             self._lower(drop_port)
-        groups = self._compile_groups()  # packets pass meanwhile
+        groups = self._compile_groups()  # without the lock, so packets pass meanwhile
         with state.lock:
             self._set_up(seed, stale_fields, groups)
             self.plan["drop_port"][0], self.plan["n_priorities"][0] = drop_port, n_priorities
@@ -86,7 +86,7 @@ class CompiledEngine(Engine):
             raise Unsupported("a number that does not fit an instruction") from None
 
     def _compile_groups(self) -> dict[str, int]:
-        """Compile the groups of instructions that the program uses; the addresses of their kernels."""
+        """Compile the instruction groups that the program uses. Returns the addresses of their kernels."""
         used = set(self.lowered.rows[:, 0].tolist())
         return {
             name: address_of(entry, n_args)
@@ -110,7 +110,7 @@ class CompiledEngine(Engine):
         for name, table in (("groups", self._groups.rows), ("sessions", self._sessions.rows)):
             self.plan[name][0], self.plan[f"n_{name}"][0] = table.ctypes.data, len(table)
 
-    # State in the VM's form
+    # State in the VM's format
 
     def _refresh(self) -> None:
         for part in self.lowered.hashes:
@@ -120,8 +120,8 @@ class CompiledEngine(Engine):
     # Packets
 
     def process(self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, send: Send) -> None:
-        """As packet_path.engine.Engine says, in one kernel; frames pass one by one while they may have to wait in
-        queues."""
+        """Implements packet_path.engine.Engine.process in one kernel call; frame by frame if packets may have to wait
+        in queues."""
         self._refresh()
         plan, n, first = self.plan, len(ports), 0
         plan["in_port"][0], plan["in_address"][0], plan["in_length"][0] = (
@@ -134,7 +134,7 @@ class CompiledEngine(Engine):
                 self._serve_queues(send)
 
     def _step(self, send: Send, kernel: Any, *frames: int) -> int:
-        """Run a kernel, and pass on what it leaves."""
+        """Run a kernel, then pass on its outgoing frames and events."""
         self.plan["n_records"][0], self.plan["out"][0] = 0, self.memory.out.ctypes.data
         result: int = kernel(self._address, *frames)
         n_records = int(self.plan["n_records"][0])
@@ -144,7 +144,7 @@ class CompiledEngine(Engine):
         return result
 
     def _serve_queues(self, send: Send) -> None:
-        """Let packets into queues with a rate, and those on whose turn it is out of them."""
+        """Move packets into rate-limited queues, and process those that are due."""
         self.pacing.park()
         while self.pacing.release():
             self._step(send, self.path.serve)
@@ -152,7 +152,7 @@ class CompiledEngine(Engine):
         self.plan["queue_length"][0] = 0
 
     def _report(self) -> None:
-        """Pass on the VM's events, and drop the rest of a packet at which the program aborted."""
+        """Pass on the VM's events, and discard the remaining work of a packet whose program aborted."""
         self._log_losses()
         if self.plan["status"][0]:
             for name in ("status", "is_held", "returned_n", "queued_n"):
@@ -174,7 +174,7 @@ class CompiledEngine(Engine):
                 log.error(text, n)
 
     def receive_batch(self, frames: Sequence[tuple[int, bytes]]) -> list[Sent]:
-        """`receive` for each of (port, frame); the results in the same order."""
+        """Call `receive` for each (port, frame); returns the results in the same order."""
         results: list[Sent] = [[] for _ in frames]
 
         def send(records: np.ndarray) -> None:

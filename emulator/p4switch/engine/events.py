@@ -1,4 +1,4 @@
-"""The VM's events for Python while packets pass: log messages, digests, failed asserts."""
+"""Events that the VM passes to Python while processing packets: log messages, digests, failed asserts."""
 
 from dataclasses import dataclass, field
 
@@ -19,19 +19,19 @@ log = logs.of("switchml.bmv2")
 
 @dataclass
 class Message:
-    """An event's meaning: the primitive, and for each of its values (limbs, signed)."""
+    """Description of an event: the primitive, and (limbs, signed) of each of its values."""
 
     call: ir.Primitive
     values: list[tuple[int, bool]] = field(default_factory=list)
 
 
 def number(words: np.ndarray, is_signed: bool) -> int:
-    """The number that limbs hold."""
+    """The integer stored in limbs."""
     return int.from_bytes(words.tobytes(), "little", signed=is_signed)
 
 
 class Events:
-    """Acts on events. `messages`: the meaning of LOG and ABORT events, by number."""
+    """Handles events. `messages`: descriptions of LOG and ABORT events, by number."""
 
     def __init__(self, program: ir.Program, state: State, messages: list[Message]) -> None:
         self.state = state
@@ -39,7 +39,7 @@ class Events:
         self.digest_limbs = [[limbs(program.field_width(ref)) for ref in item.elements] for item in program.learn_lists]
 
     def report(self, words: np.ndarray) -> None:
-        """`words` hold events: kind, number, how many limbs, the limbs. Raises ProgramAbort for ABORT."""
+        """Handle the events in `words`: kind, number, number of limbs, the limbs. Raises ProgramAbort for ABORT."""
         at = 0
         while at < len(words):
             kind, index, n = (int(word) for word in words[at : at + 3])

@@ -1,10 +1,10 @@
-"""Lowering of expressions: a node and a number of limbs in, cells of the frame that hold its value modulo 2^(64 limbs)
-out.
+"""Lowering of expressions: from a node and a number of limbs to cells of the frame that hold its value modulo 2^(64
+limbs).
 
-Values are unbounded in P4's IR, but only a few low limbs are computed (the demanded bits): +, -, * and << need only as
-many of their operands, and an `&` with a constant no more than the constant has. Where all bits matter (comparing, >>,
-/), the operand's interval gives the number of limbs that is exact. A node is computed once within a basic block
-(`memo`), until something that it reads is written (fields.py)."""
+Values are unbounded in P4's IR, but only the demanded low limbs are computed: +, -, * and << need only as many of their
+operands, and an `&` with a constant only those of the constant. Where all bits matter (comparison, >>, /), the
+operand's interval gives the exact number of limbs. A node is computed once within a basic block (`memo`), until a value
+that it depends on is written (fields.py)."""
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.code import Code, Label, Unsupported
@@ -23,14 +23,15 @@ _DIVISION = {("/", True): o.DIVS, ("/", False): o.DIVU, ("%", True): o.REMS, ("%
 
 
 class Expressions(Fields):
-    """Writes code that evaluates nodes."""
+    """Generates code that evaluates nodes."""
 
     def __init__(self, state: State, layout: Layout, code: Code) -> None:
         super().__init__(state, layout, code)
         self._arg_words: list[int] = []
 
     def set_action(self, params: tuple[ir.Param, ...]) -> None:
-        """Set the action whose nodes follow: Local(i) is params[i], each in whole limbs, one after the other."""
+        """Set the action whose nodes follow: Local(i) is params[i]; parameters occupy whole limbs,
+        one after the other."""
         self.interval.set_params(params)
         self._arg_words, at = [], 0
         for param in params:
@@ -40,7 +41,8 @@ class Expressions(Fields):
     # Values
 
     def cells(self, node: e.Expr, n: int, into: int | None = None) -> int:
-        """The lowest of n cells with the node's value modulo 2^(64 n); the result is written to `into` if given."""
+        """Emit the node's value modulo 2^(64 n); returns the lowest of its n cells. The result is written to `into` if
+        given."""
         low, high = self.interval(node)
         if low == high:
             return self._moved(self.code.const(low, n), n, into)
@@ -66,7 +68,7 @@ class Expressions(Fields):
         return cell if into is None or into == cell else self.code.result(o.MOV, cell, n=n, into=into)
 
     def _slot(self, node: e.Expr) -> FieldLocation | None:
-        """The location of a field that is an operand as it stands."""
+        """The location of a field that can be used directly as an operand."""
         location = self.layout.locations.get(node) if isinstance(node, e.FieldRef) else None
         return None if location is None or location.is_wire else location
 
@@ -91,7 +93,7 @@ class Expressions(Fields):
         return d
 
     def register_words(self, array: int) -> int:
-        """Constants that describe a register array: address, size, bytes from cell to cell, mask of the top limb."""
+        """Constants that describe a register array: address, size, stride in bytes, mask of the top limb."""
         register = self.state.registers[array]
         top = mask((register.width - 1) % 64 + 1)
         return self.code.words((register.data.ctypes.data, register.size, register.data.strides[0], top))
@@ -125,7 +127,7 @@ class Expressions(Fields):
 
     @staticmethod
     def _clamped(node: e.Op) -> e.Expr:
-        """sat_cast and usat_cast in terms of `?`."""
+        """sat_cast and usat_cast expressed with `?`."""
         value, width = node.args[0], _width(node)
         low, high = (0, mask(max(width, 0))) if node.op == "usat_cast" else (-(1 << width >> 1), (1 << width >> 1) - 1)
         if width <= 0:
@@ -156,7 +158,7 @@ class Expressions(Fields):
         return self.code.result(o.AND, self.cells(left, n), self.cells(right, n), n=n, into=into)
 
     def _masked(self, node: e.Expr, width: int, into: int | None) -> int | None:
-        """node & mask(width) in one instruction, if there is one for it."""
+        """Emit node & mask(width) as one instruction, or return None if there is none for it."""
         low_mask = self.code.const(mask(width))
         if isinstance(node, e.Op) and node.op in "+-" and width < 64 and (node, 1) not in self.memo:
             op = o.ADDM if node.op == "+" else o.SUBM
@@ -237,7 +239,7 @@ class Expressions(Fields):
         return self.code.result(is_same, self.code.result(o.WCMP, a, b, n), self.code.const(0), into=into)
 
     def _pair(self, left: e.Expr, right: e.Expr) -> tuple[int, int, int, bool]:
-        """Both values exactly, in limbs enough for both: (cell, cell, limbs, signed)."""
+        """Emit both values exactly, in enough limbs for both: (cell, cell, limbs, signed)."""
         (a, b), (c, d) = self.interval(left), self.interval(right)
         interval = min(a, c), max(b, d)
         is_signed = interval[0] < 0
@@ -263,7 +265,7 @@ class Expressions(Fields):
         return self.code.result(_COMPARE[op, is_signed], a, b, into=into)
 
     def jump_unless(self, condition: e.Expr, label: Label) -> None:
-        """Jump to the label if the condition is false."""
+        """Emit a jump to the label if the condition is false."""
         low, high = self.interval(condition)
         if low == high:
             if not low:
@@ -273,7 +275,7 @@ class Expressions(Fields):
 
 
 class Part:
-    """A part of the lowering, which writes code with the same expressions as the others."""
+    """Base class of lowering passes, which share the expressions' code and program."""
 
     def __init__(self, expressions: Expressions) -> None:
         self.ex = expressions
@@ -284,7 +286,7 @@ class Part:
 
 
 def _width(node: e.Op) -> int:
-    """The number of bits that a cast is to, a literal."""
+    """Width in bits that a cast converts to, a literal."""
     width = node.args[1]
     assert isinstance(width, e.Const)
     return width.value

@@ -1,5 +1,5 @@
-"""Lowering of reads from a packet's headers: fields at places known now, and those of headers known only at run time;
-and the values known within a basic block. `cells`, which evaluates any expression, is added in expressions.py."""
+"""Lowering of reads from a packet's headers: fields at static locations, and those of headers chosen at run time; and
+the values known within a basic block. `cells`, which evaluates any expression, is implemented in expressions.py."""
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.code import Code, Label, Unsupported
@@ -11,15 +11,15 @@ from emulator.p4switch.state.state import State
 from emulator.p4switch.values import mask
 
 MAX_LIMBS = 600
-"""A value that needs more is left to the interpreter."""
+"""Maximum limbs of a value; programs with wider values are left to the interpreter."""
 DYNAMIC = "dynamic"
-"""The dependency of a node that reads a header known only at run time."""
+"""Dependency of a node that reads a header chosen at run time."""
 REGISTERS = "registers"
 _LOADS = {8: o.LD8, 16: o.LD16, 32: o.LD32, 64: o.LD64}
 
 
 class Block:
-    """`memo[node, n]` are the cells known to hold the n low limbs of a node."""
+    """Values known within a basic block. `memo[node, n]`: the cells that hold the n low limbs of a node."""
 
     def __init__(self, code: Code) -> None:
         self.code = code
@@ -28,12 +28,12 @@ class Block:
         self._reads: dict[e.Expr, frozenset[object]] = {}
 
     def start_block(self) -> None:
-        """Start a block, with no values known and no temporary in use."""
+        """Start a block: no values are known, no temporaries are in use."""
         self.forget_all()
         self.code.free_temps()
 
     def bind(self, label: Label) -> None:
-        """The label is here, and a new block begins."""
+        """Bind the label here, and start a new block."""
         self.code.bind(label)
         self.start_block()
 
@@ -43,7 +43,7 @@ class Block:
         self._readers.clear()
 
     def forget(self, written: object) -> None:
-        """Forget the values that depend on a field."""
+        """Forget the values that depend on a written field."""
         for key in self._readers.pop(written, ()):
             self.memo.pop(key, None)
 
@@ -54,7 +54,7 @@ class Block:
             self._readers.setdefault(read, set()).add((node, n))
 
     def reads(self, node: e.Expr) -> frozenset[object]:
-        """Fields that a node depends on, DYNAMIC, REGISTERS."""
+        """Dependencies of a node: fields, DYNAMIC, REGISTERS."""
         dependencies = self._reads.get(node)
         if dependencies is None:
             if isinstance(node, e.FieldRef):
@@ -71,7 +71,7 @@ class Block:
 
 
 class Fields(Block):
-    """Writes code that loads fields."""
+    """Generates code that loads fields."""
 
     def __init__(self, state: State, layout: Layout, code: Code) -> None:
         super().__init__(code)
@@ -83,15 +83,15 @@ class Fields(Block):
     # Values
 
     def cells(self, node: e.Expr, n: int, into: int | None = None) -> int:
-        """The lowest of n cells with the node's value modulo 2^(64 n)."""
+        """Emit the node's value modulo 2^(64 n); returns the lowest of its n cells."""
         raise NotImplementedError
 
     def narrow(self, node: e.Expr, into: int | None = None) -> int:
-        """The cell with the node's value modulo 2^64."""
+        """Emit the node's value modulo 2^64; returns its cell."""
         return self.cells(node, 1, into)
 
     def exact(self, node: e.Expr) -> tuple[int, int, bool]:
-        """(cell, limbs, whether it is to be read as signed): all bits of the value."""
+        """Emit all bits of the value: (cell, limbs, whether it is signed)."""
         low, _ = interval = self.interval(node)
         n = exact_limbs(interval)
         if n > MAX_LIMBS:
@@ -106,7 +106,7 @@ class Fields(Block):
         return self.narrow(node)
 
     def index(self, node: e.Expr, what: str) -> int:
-        """The cell of an index, which is compared as unsigned: a value outside int64 is out of range in any case."""
+        """The cell of an index, compared as unsigned: a value outside int64 is out of range in any case."""
         low, high = self.interval(node)
         is_unsigned = low >= 0 and high < 1 << 64
         return self.narrow(node) if is_unsigned else self.exact_narrow(node, what)
@@ -114,7 +114,7 @@ class Fields(Block):
     # Fields
 
     def valid(self, header: int, into: int | None = None) -> int:
-        """The cell with a header's validity, which is that of its field $valid$ unless a parser sets that."""
+        """The cell with a header's validity, which equals its field $valid$ unless a parser sets that."""
         cell = self.code.result(o.LD8, self.layout.valid[header], into=into)
         if e.FieldRef(header, e.VALID) in self.program.sets_valid:
             self.code.emit(o.AND, cell, cell, self.code.const(1))
@@ -142,7 +142,7 @@ class Fields(Block):
             raise Unsupported("a signed field of 64 bits or more in a header")
 
     def load_bits(self, location: FieldLocation, low: int, width: int, n: int, d: int) -> None:
-        """Load bits low..low+width-1 (0 is the least significant) of a field on the wire."""
+        """Emit a load of bits low..low+width-1 (0 is the least significant) of a field in wire format."""
         start = location.bit + location.width - low - width
         at, bit = location.offset + start // 8, start % 8
         if n > 1:
@@ -160,7 +160,7 @@ class Fields(Block):
             self.code.emit(o.LDBITS, d, at, bit, width)
 
     def header_id(self, node: e.Expr) -> int:
-        """The cell with a header's id, -1 beyond a stack."""
+        """The cell with a header's id, -1 if out of a stack's bounds."""
         if isinstance(node, e.HeaderRef):
             return self.code.const(node.header)
         if isinstance(node, e.StackElement):

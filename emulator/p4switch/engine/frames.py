@@ -1,7 +1,7 @@
-"""The packet path's operations on one packet, as kernels (packet_path.engine.Operations says what each does).
+"""The packet path's operations on one packet, as kernels (documented in packet_path.engine.Operations).
 
-The packet that is worked on lies in the VM's frame; one that waits or is set aside is a copy of the frame's system
-cells and headers elsewhere. So a packet is the address of such a block, and an engine that of its plan."""
+The current packet is in the VM's frame; a waiting or saved packet is a copy of the frame's system cells and headers
+elsewhere. In kernels, a packet is therefore the address of such a block, and an engine the address of its plan."""
 
 from emulator.p4switch.engine import pool
 from emulator.p4switch.engine.layout import CELL, PHV
@@ -99,12 +99,12 @@ def learn(plan: int, packet: int) -> None:
             call2(ld64(plan + PLAN.vm), packet, ld64(row + 8))
 
 
-# A packet
+# Packets
 
 
 @kernel
 def begin(plan: int, packet: int, address: int, length: int, port: int, counted_length: int) -> None:
-    """A packet of these bytes, of which nothing is parsed; all metadata is 0, or from the pool."""
+    """Initialize a packet of these bytes, unparsed; all metadata is 0, or from the pool."""
     if ld64(plan + PLAN.pool):
         pool.begin(plan, packet)
     else:
@@ -172,7 +172,7 @@ def forget_requests(packet: int) -> None:
     st64(packet + CELL.exit, 0)
 
 
-# More packets
+# Copies of packets
 
 
 @kernel
@@ -194,7 +194,7 @@ def unparsed(plan: int, aside: int) -> int:
 
 @kernel
 def duplicate(plan: int, aside: int) -> int:
-    packet = ld64(plan + PLAN.frame)  # which still holds what was set aside
+    packet = ld64(plan + PLAN.frame)  # which still holds the saved packet
     forget_requests(packet)
     pool.become_copy(plan, packet)
     return packet

@@ -1,5 +1,5 @@
-"""Intervals of the values that expressions can have, so that the lowering knows which sums fit 64 bits, which compare
-as signed numbers, and which need several limbs."""
+"""Intervals of the values of expressions, from which the lowering determines which sums fit 64 bits, which comparisons
+are signed, and which values need several limbs."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.values import mask
 
 MAX_BITS = 1 << 14
-"""Wider values count as this wide: no code needs all their bits."""
+"""Limit on the width of values: no code needs all bits of wider ones."""
 
 Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Cell(e.Expr):
-    """A value that code has stored in `n_limbs` cells from `offset`: an unsigned number of `width` bits."""
+    """A value stored in `n_limbs` cells from `offset`: an unsigned number of `width` bits."""
 
     offset: int
     n_limbs: int
@@ -24,7 +24,7 @@ class Cell(e.Expr):
 
 
 def bits_of(interval: Interval) -> int:
-    """Bits of a two's complement number that holds all values; one less than that if none is negative."""
+    """Bits of a two's complement number that holds all values, without the sign bit if none is negative."""
     low, high = interval
     if low >= 0:
         return max(high.bit_length(), 1)
@@ -32,12 +32,12 @@ def bits_of(interval: Interval) -> int:
 
 
 def exact_limbs(interval: Interval) -> int:
-    """Limbs that hold all values, read as unsigned if none is negative."""
+    """Limbs that hold all values, unsigned if none is negative."""
     return (bits_of(interval) + 63) // 64
 
 
 class Intervals:
-    """`interval(node)` for nodes of one program; `widths` are those of the running action's parameters."""
+    """`interval(node)` for nodes of one program; `params` are the current action's parameters."""
 
     def __init__(self, program: ir.Program) -> None:
         self.program = program
@@ -56,7 +56,7 @@ class Intervals:
             for part in e.walk(node):  # children first, so that deep trees don't recurse
                 if part not in self._known and part.kind in (e.DATA, e.BOOL):
                     low, high = self._known[part] = self._of(part)
-                    if max(-low, high).bit_length() > MAX_BITS:  # few of its bits may be needed
+                    if max(-low, high).bit_length() > MAX_BITS:  # limit the width; usually few bits are needed
                         self._known[part] = -(1 << MAX_BITS), 1 << MAX_BITS
             interval = self._known[node]
         return interval

@@ -1,5 +1,5 @@
-"""Compiles the packet path: its functions become kernels, and an engine's methods kernels of the same names, which get
-the address of its plan."""
+"""Compilation of the packet path: its functions become kernels, and methods of the engine become kernels of the same
+names with the address of the engine's plan as first argument."""
 
 import ast
 import inspect
@@ -10,7 +10,8 @@ from switchml.runtime.jit import kernel
 
 
 class _MethodsToFunctions(ast.NodeTransformer):
-    """engine.NAME(…) becomes a call of the global "engine.NAME", which no local variable hides, with the engine."""
+    """Rewrites engine.NAME(…) to a call of the global "engine.NAME", a name that no local variable can hide, with the
+    engine as first argument."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -22,9 +23,9 @@ class _MethodsToFunctions(ast.NodeTransformer):
 
 
 def compile_path(name: str, operations: list[ModuleType], path: list[ModuleType]) -> dict[str, Any]:
-    """The functions of the modules `path` as kernels, by their names. The engine's methods are the kernels of
-    `operations`, and these. `name`: the module that imports all of these, by whose text kernels are kept on disk
-    (runtime.jit)."""
+    """Compile the functions of the modules `path` to kernels, by name. The engine's methods are the kernels of
+    `operations`, and these. `name`: the module that imports all of these, whose text is the key of the on-disk kernel
+    cache (runtime.jit)."""
     kernels: dict[str, Any] = {}
     scopes = [_functions(name, module, kernels) for module in path]
     methods = {key: value for module in operations for key, value in vars(module).items() if hasattr(value, "py_func")}
@@ -34,7 +35,7 @@ def compile_path(name: str, operations: list[ModuleType], path: list[ModuleType]
 
 
 def _functions(name: str, module: ModuleType, kernels: dict[str, Any]) -> dict[str, Any]:
-    """Add a module's functions to `kernels`; returns their global names."""
+    """Add a module's functions to `kernels`; returns the module's global names."""
     tree = _MethodsToFunctions().visit(ast.parse(inspect.getsource(module)))
     scope: dict[str, Any] = {"__name__": name}
     exec(compile(ast.fix_missing_locations(tree), inspect.getfile(module), "exec"), scope)

@@ -1,13 +1,13 @@
-"""Where a packet's headers and metadata lie in the VM's frame.
+"""Layout of a packet's headers and metadata in the VM's frame.
 
-A frame is one block of memory. Constants lie below its origin, then come the system cells (SYSTEM), then the packet's
-headers (PHV), then temporaries. The PHV is zeroed for each packet.
+A frame is one block of memory. Constants are below its origin, followed by the system cells (SYSTEM), the packet's
+headers (PHV), and temporaries. The PHV is zeroed for each packet.
 
-- Metadata is never on the wire: each field has 64-bit limbs of its own, least significant first, and is an operand of
-  instructions as it stands. A signed field holds its exact value in two's complement (one bit more than its width).
+- Metadata is never on the wire: each field has its own 64-bit limbs, least significant first, and can be used directly
+  as an operand. A signed field stores its exact value in two's complement (one bit more than its width).
 - A header's validity byte: bit 0 is its validity, bit 1 whether `$valid$`, which a parser may set, differs from it.
-- A header is held as on the wire. A byte for each signed field follows, 1 if its value is to be read as unsigned
-  (values.stored_in_field says when); a varbit field lies apart: its width in bits (8 bytes), then its bytes.
+- A header is stored in wire format. It is followed by a byte for each signed field, 1 if its value is unsigned
+  (see values.stored_in_field); a varbit field is stored separately: its width in bits (8 bytes), then its bytes.
 """
 
 from collections import namedtuple
@@ -23,18 +23,18 @@ from emulator.p4switch.program.expr import FieldRef
 
 
 def offsets(kind: str, names: Sequence[str], start: int = 0) -> Any:
-    """Offsets of 64-bit words that lie one after the other: a named tuple, as kernels can read one."""
+    """Offsets of consecutive 64-bit words: a named tuple, which kernels can read."""
     values: Any = [np.int64(start + 8 * i) for i in range(len(names))]
     return namedtuple(kind, names)(*values)
 
 
 def record(names: Sequence[str]) -> np.ndarray:
-    """Such words for Python: an array of one element, whose fields have these names."""
+    """Such words for Python: an array of one element, with fields of these names."""
     return np.zeros(1, dtype=[(name, np.int64) for name in names])
 
 
 def views(words: np.ndarray) -> dict[str, np.ndarray]:
-    """Each word of a record as an array of one element, which is quicker to reach than a field of the record."""
+    """Each word of a record as an array of one element, which is faster to access than a field of the record."""
     return {name: words[name] for name in words.dtype.names or ()}
 
 
@@ -43,20 +43,20 @@ SYSTEM = (
     "now", "bits", "out", "states", "loops",
 )  # fmt: skip
 """Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); the packet's registers; packet,
-length, cursor: address and bytes of the packet, bytes parsed; args, return_pc: address of the running action's
-arguments, and where code continues after it; target, index, hit: address of the target found, index of the entry
-that has it, and whether there is one;
-truncate: length + 1, or 0; bits: how full the hash buffer is; out: where the deparser writes; states, loops: limits."""
+length, cursor: address and bytes of the packet, bytes parsed; args, return_pc: address of the current action's
+arguments, and the position where code continues after it; target, index, hit: address of the lookup's target, index of
+its entry, and whether an entry matched; truncate: length + 1, or 0; bits: fill of the hash buffer; out: output position
+of the deparser; states, loops: counters with limits."""
 CELL = offsets("Cell", SYSTEM)
 PHV = 8 * 32
-"""Offset of the headers: room for 32 system cells before it."""
+"""Offset of the headers, after space for 32 system cells."""
 
 DESCRIPTOR = (
     "valid", "data", "n_bytes", "total", "siblings", "n_siblings", "varbit", "varbit_at", "varbit_max", "flags", "type",
 )  # fmt: skip
 """Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes
-of its whole content, where its union's members are listed and how many, its varbit field (0: none), before which byte
-of the fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type."""
+of its whole content, address and number of its union's other members, offset of its varbit field (0: none), the byte of
+the fixed fields before which it is inserted, its maximum bytes, offset of the signed fields' flags, id of its type."""
 ROW = offsets("Row", DESCRIPTOR)
 DESCRIPTOR_BYTES = 8 * len(DESCRIPTOR)
 
@@ -65,8 +65,8 @@ CONTEXT = (
     "random", "run_wide", "run_headers", "run_hash",
 )  # fmt: skip
 """Words of the context: addresses of the code, the header table, the table directory, the hash buffer; the event ring
-(address, words used, words it has, whether the event being written fits, how many did not); the Mersenne
-Twister; the kernels that run the other groups of instructions."""
+(address, words used, capacity, whether the current event fits, number of lost events); the Mersenne Twister state; the
+kernels of the other instruction groups."""
 CTX = offsets("Context", CONTEXT)
 HASH_BUFFER_BYTES = 1 << 18
 
@@ -82,7 +82,7 @@ def aligned(n: int) -> int:
 
 @dataclass(frozen=True)
 class FieldLocation:
-    """Where a field lies: in `n_limbs` limbs at `offset`, or, on the wire (`is_wire`), `bit` bits after the byte at
+    """Location of a field: in `n_limbs` limbs at `offset`, or, in wire format (`is_wire`), `bit` bits after the byte at
     `offset`. `valid`: offset of its header's validity byte; `flag`: of its sign flag, or None."""
 
     offset: int
@@ -116,7 +116,7 @@ class Layout:
             if not header.is_metadata:
                 at = self._wire(header, at)
         self.phv_end = at
-        self.temps = at + 64  # a field's load may reach 8 bytes beyond it
+        self.temps = at + 64  # loading a field may read 8 bytes beyond it
 
     def _metadata(self, header: ir.Header, at: int) -> int:
         self.data[header.index] = at
@@ -159,15 +159,15 @@ class Layout:
 
     @staticmethod
     def wire_bit(kind: ir.HeaderType, i: int) -> int:
-        """Offset in bits of a field among the fields of fixed width."""
+        """Offset of a field in bits, counting fixed-width fields only."""
         return sum(field.width for field in kind.fields[:i] if not field.is_varbit)
 
     @staticmethod
     def varbit_max(kind: ir.HeaderType) -> int:
-        """Bytes that the varbit field can have."""
+        """Maximum bytes of the varbit field."""
         assert kind.varbit is not None
         return (kind.fields[kind.varbit].width + 7) // 8
 
     def sign_flag(self, kind: ir.HeaderType, i: int) -> int:
-        """The number of a signed field among the signed ones."""
+        """Number of a signed field among the signed fields."""
         return sum(field.signed for field in kind.fields[:i] if not field.is_varbit)

@@ -1,5 +1,5 @@
-"""Table entries in the VM's form, changed one by one as the control plane changes the table: a record for each entry,
-each member and each group, and one hash table of the best entries of each mask and key (state.tuple_space)."""
+"""Table entries in the VM's format, updated incrementally as the control plane changes the table: a record for each
+entry, each member and each group, and one hash table of the best entry for each mask and key (state.tuple_space)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from emulator.p4switch.state.tuple_space import Key
 from emulator.p4switch.values import mask
 
 _OWN_TARGET = 8 * len(v.ENTRY_WORDS)
-"""Where an entry's own target lies in its record."""
+"""Offset of an entry's own target in its record."""
 _TARGET_BYTES = 8 * len(v.TARGET_WORDS)
 _NEXT = int(v.ENTRY.next)
 _GROUP_WORDS = len(v.GROUP_WORDS)
 
 
 class _Group:
-    """The entries of one mask: its number, their first rank, and the mask's limbs."""
+    """Entries with one mask: number of the mask, their lowest rank, and the mask's limbs."""
 
     def __init__(self, number: int, first: int, cover: list[int]) -> None:
         self.number, self.first = number, first
@@ -43,7 +43,7 @@ class _Group:
 
 
 class _Targets:
-    """Targets of one table in the VM's form, for packets that hit (`is_hit`) or miss."""
+    """Targets of one table in the VM's format, for packets that hit (`is_hit`) or miss."""
 
     def __init__(self, program: ir.Program, lowered: Lowered, code: TableCode, is_hit: bool) -> None:
         self.program, self.lowered, self.code, self.is_hit = program, lowered, code, is_hit
@@ -53,7 +53,7 @@ class _Targets:
         self.members, self.groups = Records(self.n_words, has_directory=has_members), Records(self.n_words)
 
     def run(self, run: RunAction, at: int) -> list[int]:
-        """The words at address `at` that run an action."""
+        """Words of a target at address `at` that runs an action."""
         code = self.code
         if code.table.by_hit:
             label = code.hit if self.is_hit else code.miss
@@ -65,19 +65,19 @@ class _Targets:
         return words + [0] * (self.n_words - len(words))
 
     def group(self, eligible: array[int]) -> list[int]:
-        """The words of a group; an empty one ends the pipeline."""
+        """Words of a group's target; an empty group ends the pipeline."""
         end = self.code.end.place
         words = [end, 0, end, len(eligible), eligible.buffer_info()[0], self.members.directory.ctypes.data]
         return words + [0] * (self.n_words - len(words))
 
     def nothing(self) -> list[int]:
-        """The words of a miss without a default."""
+        """Words of a miss without a default action."""
         label = self.code.miss if self.code.table.by_hit else self.code.next_default
         return [label.place, 0, label.place] + [0] * (self.n_words - 3)
 
 
 class TableImage:
-    """The entries of one table. `row`, the table's part of the directory, holds its words."""
+    """The entries of one table. `row` is the table's row in the directory."""
 
     def __init__(self, state: State, lowered: Lowered, code: TableCode, row: np.ndarray) -> None:
         self.code = code
@@ -97,7 +97,8 @@ class TableImage:
         self.table.observers.append(self)
 
     def _lay_out(self) -> None:
-        """An entry's record: the words of ENTRY, its own target, its masked key, and the bounds of its ranges."""
+        """Compute the layout of an entry's record: the words of ENTRY, its own target, its masked key, and the bounds
+        of its ranges."""
         key_at = _OWN_TARGET + 8 * self._hits.n_words
         n_limbs, ranges, at = sum(self.code.key_limbs), [], 0
         for field, n in zip(self.code.table.key, self.code.key_limbs, strict=True):
@@ -147,7 +148,7 @@ class TableImage:
 
     @staticmethod
     def _target(targets: _Targets, target: Target | None, own: int) -> tuple[int, list[int]]:
-        """The address of a target, and the words for an own one at address `own`: only members and groups lie
+        """Address of a target, and the words of an own target at address `own`; members and groups are stored
         elsewhere."""
         if isinstance(target, RunAction):
             return own, targets.run(target, own)
@@ -160,7 +161,7 @@ class TableImage:
     # Entries
 
     def _write(self, entry: Entry) -> None:
-        """Write an entry's record, but for the next one of its key."""
+        """Write an entry's record, except the link to the next entry of its key."""
         index = entry.index
         target, words = self._target(self._hits, entry.target, self._entries.address(index) + _OWN_TARGET)
         counter, last_hit = self._counters + 16 * index, self._last_hits + 8 * index
@@ -181,7 +182,7 @@ class TableImage:
         return bounds
 
     def _link(self, entry: Entry) -> None:
-        """Have an entry found: behind the one before it in its bucket, or in the hash table."""
+        """Insert an entry into the lookup: after its predecessor in its bucket, or in the hash table."""
         bucket = self.table.space.bucket(entry.cover, entry.value)
         at = bisect_left(bucket, entry.rank)
         if at + 1 < len(bucket):
@@ -189,11 +190,11 @@ class TableImage:
         self._lead(bucket, at, entry, self._entries.address(entry.index))
 
     def _address(self, bucket: Sequence[int], at: int) -> int:
-        """Of the entry at a place of a bucket; 0 behind the last."""
+        """Address of the entry at a position of a bucket; 0 beyond the last."""
         return self._entries.address(index_of(bucket[at])) if at < len(bucket) else 0
 
     def _lead(self, bucket: Sequence[int], at: int, entry: Entry, to: int) -> None:
-        """Have what leads to an entry, at a place of its bucket, lead to an address."""
+        """Set the link to an entry, at a position of its bucket, to an address."""
         if at:
             self._entries.write_some(index_of(bucket[at - 1]), _NEXT, to)
         else:
@@ -241,7 +242,7 @@ class TableImage:
         return self._groups[cover]
 
     def _order(self, cover: Key) -> None:
-        """Follow a change of a group's first rank, or its end."""
+        """Update the group order after a change of a group's lowest rank, or its removal."""
         known, group = self._groups[cover], self.table.space.group(cover)
         if group is not None and group.first == known.first:
             return

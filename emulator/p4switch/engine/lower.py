@@ -1,4 +1,5 @@
-"""From a program and its state to code: all parts of the packet path, and the data about it that the engine needs."""
+"""Lowering of a program and its state to code: all blocks of the packet path, and the data about it that the engine
+needs."""
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from emulator.p4switch.values import mask, n_bytes, pad_key
 
 
 class ValueSet:
-    """A parse value set for one parser state, which looks it up under a mask, `cover`: a record for each masked value.
-    `words` describe the hash table of them."""
+    """A parse value set for one parser state, looked up under the mask `cover`: a record for each masked value. `words`
+    describe its hash table."""
 
     def __init__(self, vset: ParseVSet, n_limbs: int, widths: list[int], cover: int) -> None:
         self.n_limbs, self.widths, self.cover = n_limbs, widths, cover
@@ -31,7 +32,7 @@ class ValueSet:
         self._mask = np.array(to_limbs(cover, n_limbs), dtype=np.uint64)
         self._records, self._slots = Records(n_limbs), Slots(self.words, n_limbs, 0)
         self._used: dict[int, tuple[int, int]] = {}
-        """Masked value → its record, and how many values it stands for."""
+        """Masked value → its record's number, and the number of values it represents."""
         self._numbers: Handled[int] = Handled()
         for value in vset.values:
             self.added(value)
@@ -64,11 +65,11 @@ class ValueSet:
 
 
 class Lowered(Part):
-    """A program's code, `rows` (n, 8) int32, with what the engine needs to run it. Raises Unsupported.
+    """A program's code, `rows` (n, 8) int32, with the data that the engine needs to run it. Raises Unsupported.
 
-    `blocks`: where the code of each of packet_path.engine.BLOCKS begins, 0 where there is none; `digests`: (list id,
-    code) pairs; `field_lists`: id → pieces (offset in the frame, bits before it, bits) of the fields that are copied;
-    `tables` and `actions_at` as in Pipelines; `hashes`: what is to be refreshed; `vsets`: value sets."""
+    `blocks`: start of the code of each of packet_path.engine.BLOCKS, 0 if absent; `digests`: (list id, code) pairs;
+    `field_lists`: id → pieces (offset in the frame, first bit, bits) of the fields to be copied; `tables` and
+    `actions_at` as in Pipelines; `hashes`: parameters to be refreshed; `vsets`: value sets."""
 
     def __init__(self, state: State, drop_port: int) -> None:
         layout = Layout(state.program)
@@ -84,7 +85,7 @@ class Lowered(Part):
         self.blocks = [self._block(block, pipelines) for block in blocks]
         deparsers = [block for block in blocks if isinstance(block, ir.Deparser)]
         self.header_bytes = max(sum(self.layout.total[index] for index in each.order) for each in deparsers)
-        """The most that a deparser emits: a header may be in its order more than once."""
+        """Maximum bytes that a deparser emits: a header may be in its order more than once."""
         self.digests = [(item.id, self._digest(number, item)) for number, item in enumerate(program.learn_lists)]
         self.field_lists = {item.id: self._field_list(item) for item in program.field_lists}
         pipelines.lower_actions()

@@ -1,5 +1,5 @@
-"""A program's memory in the compiled engine: the frame with its constants, the context of the VM, and the plan of the
-packet path, filled from what was lowered."""
+"""A program's memory in the compiled engine: the frame with its constants, the VM's context, and the plan of the packet
+path, initialized from the lowered program."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ from emulator.p4switch.program.expr import VALID
 from emulator.p4switch.values import mask
 
 OUT_BYTES = 8 << 20
-"""Room for the frames that leave in a batch."""
+"""Capacity for the outgoing frames of a batch, in bytes."""
 RESERVE = 2 << 20
-"""Room that must be free before another frame is processed."""
+"""Free space required before another frame is processed."""
 MAX_RECORDS = 1 << 18
 RING_SIZE = 4096
-"""Packets that can wait between ingress and egress, or to pass ingress once more."""
+"""Capacity in packets of the ring between ingress and egress, and of the ring of packets that return to ingress."""
 
 
 def block(n_bytes: int) -> np.ndarray:
-    """Memory of at least so many bytes, all 0."""
+    """Zeroed memory of at least `n_bytes`."""
     return np.zeros((n_bytes + SLACK + 7) // 8, dtype=np.int64)
 
 
 def directory(lists: Mapping[int, Sequence[tuple[int, ...]]], keep: KeepAlive) -> np.ndarray:
-    """Lists of rows, by number: (highest number + 2, 2) int64 of a list's address and the number of its rows."""
+    """Directory of lists of rows, by number: (highest number + 2, 2) int64 with address and length of each list."""
     lists = {number: rows for number, rows in lists.items() if 0 <= number < 1 << 16}
     table = np.zeros((max(lists, default=-1) + 2, 2), dtype=np.int64)
     for number, rows in lists.items():
@@ -42,7 +42,8 @@ def directory(lists: Mapping[int, Sequence[tuple[int, ...]]], keep: KeepAlive) -
 
 
 class Memory:
-    """`plan` and `context` are arrays of one record; `frame` is an address. Raises Unsupported."""
+    """Memory of one program. `plan` and `context` are arrays of one record; `frame` is an address.
+    Raises Unsupported."""
 
     def __init__(self, lowered: Lowered, seed: int | None, stale_fields: bool) -> None:
         self.lowered, self.layout, self.program = lowered, lowered.layout, lowered.program
@@ -112,7 +113,7 @@ class Memory:
             self.plan[name] = value
 
     def field(self, name: str) -> tuple[int, int]:
-        """(offset in the frame, mask) of a field of metadata."""
+        """(offset in the frame, mask) of a metadata field."""
         ref = self.program.field(name)
         if ref is None:
             return -1, 0
@@ -122,9 +123,9 @@ class Memory:
         return location.offset, mask(location.width) if location.width < 64 else -1
 
     def _make_room(self, stale_fields: bool) -> None:
-        """Memory for packets that wait and frames that leave."""
+        """Allocate memory for waiting packets and outgoing frames."""
         layout, stride, pool = self.layout, self.layout.phv_end + SLACK, 0
-        if stale_fields:  # a packet in each ring, the one in the frame, and the one put aside
+        if stale_fields:  # one per ring slot, the one in the frame, and the saved one
             pool = self.keep(block((2 * RING_SIZE + 2) * (layout.phv_end - layout.metadata[0])))
         for name, value in {
             "saved": self.keep(block(stride)), "returned": self.keep(block(RING_SIZE * stride)),

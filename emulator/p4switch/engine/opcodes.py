@@ -1,8 +1,9 @@
 """The VM's instructions.
 
-In the table, `d` is the cell that is written, `a b c m` cells that are read; other words are immediate: `w` a width in
-bits, `n` limbs (or bytes, ids), `s` a shift, `o` an offset in the frame, `pc` a place in the code. Values are modulo
-2^64; each instruction says whether it reads them as signed. W… work on numbers of n limbs, V… on n lanes of 64 bits.
+In the table, `d` is the destination cell, `a b c m` are source cells; other words are immediate: `w` a width in bits,
+`n` limbs (or bytes, ids), `s` a shift, `o` an offset in the frame, `pc` a position in the code. Values are modulo 2^64;
+each instruction states whether it reads them as signed. W… operate on numbers of n limbs, V… on n lanes of 64 bits.
+
 The groups are run by vm, vm_wide, vm_headers and vm_hash.
 """
 
@@ -142,7 +143,7 @@ HASH   d kind a               a: address of its parameters
 """
 
 NAMES: list[str] = [line.split()[0] for part in (_VM, _WIDE, _HEADERS, _HASH) for line in part.strip().splitlines()]
-"""Mnemonics by number."""
+"""Mnemonics by opcode."""
 
 for _number, _name in enumerate(NAMES):
     globals()[_name] = _number

@@ -1,5 +1,5 @@
-"""Egress queues with a rate, or without room, for the compiled engine: packets wait in EgressQueues, as they do in the
-interpreter, and the packet path's kernels get them back one by one."""
+"""Egress queues with a rate limit or zero capacity, for the compiled engine: packets wait in EgressQueues, as in the
+interpreter, and are returned to the packet path's kernels one by one."""
 
 import ctypes
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from emulator.p4switch.traffic import EgressQueues
 
 
 class Waiting(NamedTuple):
-    """A packet that waits: its queue, its system cells and headers, and its bytes."""
+    """A waiting packet: its queue, its system cells and headers, and its bytes."""
 
     port: int
     priority: int
@@ -21,7 +21,8 @@ class Waiting(NamedTuple):
 
 
 class Pacing:
-    """`queues` hold the packets. The kernels put packets into the ring `queued`, and `park` takes them from there."""
+    """Transfers packets between the kernels' ring `queued` and the egress `queues`. `park` moves packets from the ring
+    to the queues, `release` back."""
 
     def __init__(self, state: State, memory: Memory) -> None:
         self.queues: EgressQueues[Waiting] = EgressQueues(state.queues, state.clock)
@@ -32,7 +33,7 @@ class Pacing:
         self._data = ctypes.create_string_buffer(0)
 
     def is_needed(self) -> bool:
-        """Whether packets may have to wait in queues: a queue has a rate, or no room at all, or a packet waits."""
+        """Whether packets may have to wait in queues: a queue has a rate limit or zero capacity, or a packet waits."""
         settings = self.queues.settings
         if settings.version != self._version:
             self._version = settings.version
@@ -42,7 +43,7 @@ class Pacing:
         return is_needed
 
     def park(self) -> None:
-        """Put the ring's packets into their queues; those that find them full are dropped."""
+        """Move the ring's packets to their queues; packets that find a full queue are dropped."""
         names = ("queued", "queued_first", "queued_n", "ring_stride")
         ring, first, n, stride = (int(self._plan[name][0]) for name in names)
         for number in range(first, first + n):
@@ -58,7 +59,7 @@ class Pacing:
         self.queues.push(port, priority, Waiting(port, priority, headers, data + bytes(SLACK)))
 
     def release(self) -> bool:
-        """Put the packet whose turn it is into the ring, which is empty, for the kernels; False if there is none."""
+        """Move the next due packet to the ring, which is empty, for the kernels. Returns False if there is none."""
         waiting = self.queues.pop()
         if waiting is None:
             return False

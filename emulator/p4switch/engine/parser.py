@@ -1,5 +1,5 @@
 """Lowering of the parser: its states become blocks of code, errors jump to stubs that set the error, and all paths end
-where checksums are verified."""
+in checksum verification."""
 
 import graphlib
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.values import mask, n_bytes, padded_width
 
 MAX_LOOKAHEAD = 1 << 12
-"""Bits; longer look-aheads are not supported."""
+"""Maximum bits of a look-ahead."""
 
 
 class Parser(Part):
-    """Writes the code of a parser. `vset_words(index, limbs, widths, mask)` gives the constant that holds where a value
-    set is described."""
+    """Generates the code of a parser. `vset_words(index, limbs, widths, mask)` returns the constant with the address of
+    a value set's description."""
 
     def __init__(self, actions: Actions, vset_words: Callable[[int, int, list[int], int], int]) -> None:
         super().__init__(actions.ex)
@@ -30,7 +30,7 @@ class Parser(Part):
         self._end = Label()
 
     def lower(self, parser: ir.Parser) -> int:
-        """Returns where the code begins."""
+        """Lower a parser; returns the start of its code."""
         start = self.code.pc
         self.ex.start_block()
         self.ex.set_action(())
@@ -79,7 +79,7 @@ class Parser(Part):
         self._select(state, labels)
 
     def _moved(self) -> None:
-        """Forget look-aheads: the cursor has moved."""
+        """Forget look-ahead values, as the cursor has moved."""
         for key in [key for key in self.ex.memo if _looks_ahead(key[0])]:
             del self.ex.memo[key]
 
@@ -131,7 +131,7 @@ class Parser(Part):
         )  # fmt: skip
 
     def _own_length(self, kind: ir.HeaderType) -> e.Expr:
-        """The header type's length expression, with the packet's bits in place of the fields before."""
+        """The header type's length expression, with look-aheads in place of the preceding fields."""
         assert kind.length is not None
         before = kind.varbit or 0
 
@@ -155,14 +155,14 @@ class Parser(Part):
             self.actions.assign(dest, value)
 
     def _check_ahead(self, value: e.Expr) -> None:
-        """A look-ahead beyond the packet is an error (P4_16 12.8.3)."""
+        """Emit a check for a look-ahead beyond the packet, which is an error (P4_16 12.8.3)."""
         if isinstance(value, e.Lookahead):
             if value.offset < 0 or value.offset + value.width > MAX_LOOKAHEAD:
                 raise Unsupported("a look-ahead that far")
             self.code.emit(o.LEFT, n_bytes(value.offset + value.width), self._error("PacketTooShort"))
 
     def _set_valid_field(self, dest: e.FieldRef, value: e.Expr) -> None:
-        """Set $valid$ alone (see layout.py)."""
+        """Set $valid$ only (see layout.py)."""
         if self.program.headers[dest.header].in_stack:
             raise Unsupported("a parser that sets $valid$ of a stack's element")
         wanted, one = self.ex.narrow(e.Op("&", (value, e.Const(1)))), self.code.const(1)
@@ -205,7 +205,7 @@ def _looks_ahead(node: e.Expr) -> bool:
 
 
 def _has_loop(parser: ir.Parser) -> bool:
-    """Whether a state can be reached from itself."""
+    """Whether a state is reachable from itself."""
     after = {
         number: {state.default, *(transition.next_state for transition in state.transitions)}
         for number, state in enumerate(parser.states)

@@ -1,6 +1,6 @@
 """Lowering of pipelines: nodes become code in the order in which they are reached; a node with one predecessor follows
-it in the same block, so that known values stay known. Actions are shared subroutines, except for an action without
-parameters that a table without a key always runs (p4c makes such tables of plain statements): it is inlined."""
+it in the same block, so that known values stay valid. Actions are shared subroutines, except for an action without
+parameters that a table without a key always runs (p4c generates such tables for plain statements): it is inlined."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from emulator.p4switch.values import mask
 
 @dataclass
 class TableCode:
-    """The data from which `lookup` builds a table's entries: `key_limbs` of each key field, and the labels where code
+    """Data from which `lookup` builds a table's entries: `key_limbs` of each key field, and the labels where code
     continues: `next_of_action`, `next_default`, `hit`, `miss`, and `end` after an empty group."""
 
     table: ir.Table
@@ -31,8 +31,8 @@ class TableCode:
 
 
 class Pipelines(Part):
-    """Writes the code of pipelines. `tables` describes each table that is looked up, `actions_at` each action's
-    code."""
+    """Generates the code of pipelines. `tables` describes each table with a lookup, `actions_at` is the label of each
+    action's code."""
 
     def __init__(self, actions: Actions) -> None:
         super().__init__(actions.ex)
@@ -41,7 +41,7 @@ class Pipelines(Part):
         self.actions_at: dict[int, Label] = {}
 
     def lower(self, pipeline: ir.Pipeline) -> int:
-        """Returns where the code begins."""
+        """Lower a pipeline; returns the start of its code."""
         start = self.code.pc
         self._end = Label()
         self._labels = {ir.END: self._end}
@@ -59,7 +59,7 @@ class Pipelines(Part):
         return start
 
     def lower_actions(self) -> None:
-        """The subroutines that tables use. After all pipelines."""
+        """Lower the actions that tables use, as subroutines; to be called after all pipelines."""
         for index, label in self.actions_at.items():
             self.ex.bind(label)
             self.actions.body(self.program.actions[index])
@@ -78,7 +78,7 @@ class Pipelines(Part):
         return [*node.next_of_action.values(), node.next_default]
 
     def _count(self, start: int) -> Counter[int]:
-        """The number of predecessors of each reachable node."""
+        """Number of predecessors of each reachable node."""
         n_predecessors, stack, seen = Counter({start: 1}), [start], set()
         while stack:
             number = stack.pop()
@@ -91,14 +91,14 @@ class Pipelines(Part):
         return n_predecessors
 
     def _label(self, number: int) -> Label:
-        """The label of a node, which is queued to be written."""
+        """The label of a node, which is queued for lowering."""
         if number not in self._labels:
             self._labels[number] = Label()
             self._pending.append(number)
         return self._labels[number]
 
     def _chain(self, number: int) -> None:
-        """Write a node, and those that follow it in the same block."""
+        """Lower a node, and its successors in the same block."""
         follows = False
         while number != ir.END and number not in self._done:
             if not follows or number in self._labels or self._n_predecessors[number] > 1:
@@ -111,7 +111,7 @@ class Pipelines(Part):
         self.code.emit(o.JMP, self._label(number))
 
     def _node(self, node: ir.Node) -> int | None:
-        """Write a node; returns the node that follows directly, or None if the code jumps."""
+        """Lower a node. Returns the node that must follow directly, or None if the code jumps."""
         self.ex.set_action(())
         if isinstance(node, ir.Conditional):
             self.ex.jump_unless(node.condition, self._label(node.next_false))
@@ -172,7 +172,7 @@ class Pipelines(Part):
         self.ex.start_block()
 
     def _possible(self, table: ir.Table) -> tuple[int, ...]:
-        """Actions that may run: the default action need not be one of the table's."""
+        """Actions that may run, including a default action that is not in the table's list."""
         default = () if table.default is None else (table.default.action,)
         profile = () if table.action_profile is None else self.program.action_profiles[table.action_profile].actions
         return tuple(dict.fromkeys((*table.actions, *default, *profile)))

@@ -1,5 +1,5 @@
-"""Stale fields in the compiled engine (interpreter.packet.FieldPool): the plan's `pool` is a stack of what was in
-the metadata and headers of packets that have gone, from the first metadata on."""
+"""Stale fields in the compiled engine (interpreter.packet.FieldPool): the plan's `pool` is a stack of the metadata and
+headers of finished packets, from the first metadata field on."""
 
 from emulator.p4switch.engine.layout import CELL, CTX, DESCRIPTOR_BYTES, ROW
 from emulator.p4switch.engine.plan import PLAN
@@ -9,13 +9,14 @@ from switchml.runtime.jit import kernel
 
 @kernel
 def _pooled(plan: int, n: int) -> int:
-    """The address of entry n of the pool."""
+    """Address of entry n of the pool."""
     return ld64(plan + PLAN.pool) + n * (ld64(plan + PLAN.phv_end) - ld64(plan + PLAN.metadata))
 
 
 @kernel
 def _take(plan: int) -> int:
-    """The address of the fields that went last, which stay there until something else goes; 0 if none have."""
+    """Pop the fields of the most recently finished packet; returns their address, valid until the next push, or 0 if
+    the pool is empty."""
     n = ld64(plan + PLAN.pool_n) - 1
     if n < 0:
         return 0
@@ -25,7 +26,7 @@ def _take(plan: int) -> int:
 
 @kernel
 def end_packet(plan: int, frame: int) -> None:
-    """A packet's way has ended."""
+    """Push a finished packet's fields."""
     if ld64(plan + PLAN.pool):
         n, start = ld64(plan + PLAN.pool_n), ld64(plan + PLAN.metadata)
         copy_block(_pooled(plan, n), frame + start, ld64(plan + PLAN.phv_end) - start)
@@ -34,7 +35,8 @@ def end_packet(plan: int, frame: int) -> None:
 
 @kernel
 def become_copy(plan: int, frame: int) -> None:
-    """A copy of a packet has its valid headers; the others are invalid in all respects, with fields of the pool."""
+    """Convert the frame to a copy of a packet: valid headers are kept; the others become fully invalid, with fields
+    from the pool."""
     n, fields = ld64(plan + PLAN.n_headers), 0
     if ld64(plan + PLAN.pool):
         fields = _take(plan)
@@ -59,7 +61,7 @@ def become_copy(plan: int, frame: int) -> None:
 
 @kernel
 def begin(plan: int, frame: int) -> None:
-    """`_begin` with fields of the pool."""
+    """`begin` of frames.py with fields from the pool."""
     start, fields = ld64(plan + PLAN.metadata), _take(plan)
     size = ld64(plan + PLAN.phv_end) - start
     clear_block(frame + 8, start - 8)

@@ -1,4 +1,4 @@
-"""The packet path of psa as kernels: `process` takes a batch through it, `serve` what waits."""
+"""The psa packet path as kernels: `process` processes a batch, `serve` the waiting packets."""
 
 from emulator.p4switch.engine import batch, frames, queues
 from emulator.p4switch.engine.kernels import compile_path

@@ -1,8 +1,8 @@
-"""The packet path's operations on queues and copies, as kernels (packet_path.engine.Operations says what each does).
+"""The packet path's operations on queues and copies, as kernels (documented in packet_path.engine.Operations).
 
-Packets wait in two rings, `returned` and `queued`, in the order in which they came. A packet that finds both empty
-stays where it is, in the frame, until egress takes it: most do. Queues with a rate are served from outside (pacing.py),
-which says how many packets may leave the ring."""
+Packets wait in two FIFO rings, `returned` and `queued`. If both are empty, a packet stays in the frame until egress
+takes it, which is the common case. Rate-limited queues are served from outside (pacing.py), which sets the number of
+packets that may leave the ring."""
 
 from emulator.p4switch.engine import frames, pool
 from emulator.p4switch.engine.layout import CELL
@@ -11,7 +11,7 @@ from emulator.p4switch.engine.raw import copy_block, ld64, st64
 from switchml.runtime.jit import kernel
 
 RECORD_BYTES = 32
-"""packet_path.engine.Record."""
+"""Size of packet_path.engine.Record."""
 
 
 # Rings
@@ -19,8 +19,8 @@ RECORD_BYTES = 32
 
 @kernel
 def _append(plan: int, packet: int, ring: int) -> int:
-    """Append a copy of the packet to the ring whose address is in the plan's word `ring`: where it lies there, 0 if
-    there is no room."""
+    """Append a copy of the packet to the ring whose address is in the plan's word `ring`. Returns its address in the
+    ring, 0 if the ring is full."""
     n, size = ld64(plan + ring + 16), ld64(plan + PLAN.ring_size)
     if n == size:
         st64(plan + PLAN.lost, ld64(plan + PLAN.lost) + 1)
@@ -33,7 +33,7 @@ def _append(plan: int, packet: int, ring: int) -> int:
 
 @kernel
 def _take(plan: int, ring: int) -> int:
-    """Take the first packet of a ring, which is not empty, into the frame; 0 after the program has aborted."""
+    """Move the first packet of a non-empty ring to the frame; returns 0 after a program abort."""
     first, n = ld64(plan + ring + 8), ld64(plan + ring + 16) - 1
     if ld64(plan + PLAN.status):
         return 0
@@ -66,7 +66,7 @@ def next_queued(plan: int) -> int:
     if ld64(plan + PLAN.is_held):
         st64(plan + PLAN.is_held, 0)
         return ld64(plan + PLAN.frame)
-    if ld64(plan + PLAN.queued_n) == 0:  # mostly, so no call is made
+    if ld64(plan + PLAN.queued_n) == 0:  # the common case, without a call
         return 0
     if ld64(plan + PLAN.is_paced):
         n_released = ld64(plan + PLAN.n_released)
@@ -102,7 +102,7 @@ def queue_length(plan: int, port: int, priority: int) -> int:
 
 @kernel
 def note(plan: int, packet: int, note: int, value: int) -> None:
-    """Nothing: an interpreter writes the packet log."""
+    """Nothing: packet logs are written by the interpreter only."""
 
 
 @kernel

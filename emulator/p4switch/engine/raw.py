@@ -1,9 +1,8 @@
-"""Raw memory and unsigned arithmetic for the VM: intrinsics over int64 addresses and values, so that nothing in the VM
-mixes signed and unsigned types (numba would make floats of them) and no array object is passed around.
+"""Raw memory access and unsigned arithmetic for the VM: intrinsics on int64 addresses and values, so that the VM never
+mixes signed and unsigned types (numba would convert them to floats) or passes array objects.
 
-`be` forms are big-endian. Addresses need no alignment. `arg`,
-`val` and `put` are an instruction's operands: its k-th 32-bit word, the 64-bit cell of the frame at that offset, and
-the same cell to be written."""
+`be` forms are big-endian. Addresses need no alignment. `arg`, `val` and `put` access an instruction's operands: its
+k-th 32-bit word, the 64-bit cell of the frame at that offset, and the same cell as a destination."""
 
 import functools
 from collections.abc import Callable
@@ -16,12 +15,13 @@ from numba.extending import intrinsic
 from switchml.runtime.jit import compile_once
 
 _I64 = ir.IntType(64)
-_types: Any = types  # not all of them have types of their own
+_types: Any = types  # numba's types are only partly typed
 _INT = _types.int64
 
 
 def _raw(write: Callable[..., Any], argument: Any = _INT, result: Any = _INT) -> Callable[..., int]:
-    """The intrinsic that `write`(builder, *arguments) writes: of arguments of one type, int64."""
+    """Create an intrinsic from `write`(builder, *arguments), which generates its code. All arguments have the same
+    type, int64 by default."""
 
     @functools.wraps(write)  # numba takes the number of arguments from its signature
     def typed(typingctx: Any, *arguments: Any) -> Any:
@@ -113,7 +113,7 @@ arg = _raw(_operand)
 
 @_raw
 def val(builder: Any, frame: Any, at: Any, k: Any) -> Any:
-    """The frame's cell that operand k names."""
+    """Read the frame's cell that operand k names."""
     return builder.load(_at(builder, builder.add(frame, _operand(builder, at, k)), 64), align=8)
 
 
@@ -125,8 +125,8 @@ def put(builder: Any, frame: Any, at: Any, value: Any) -> None:
 
 
 def _call(builder: Any, address: Any, *args: Any) -> Any:
-    """Call a kernel of int64 arguments, which returns int64, by its address (`address_of`). Kernels called this way are
-    compiled once, on their own; a direct call optimises the callee again within every caller."""
+    """Call a kernel with int64 arguments and result by its address (`address_of`). Kernels called this way are compiled
+    once, separately; a direct call would optimize the callee again within every caller."""
     pointer = ir.IntType(8).as_pointer()
     function = ir.FunctionType(ir.IntType(32), [_I64.as_pointer(), pointer, *[_I64] * len(args)])
     result = cgutils.alloca_once(builder, _I64)
@@ -142,7 +142,7 @@ call4 = _raw(lambda builder, address, a, b, c, d: _call(builder, address, a, b, 
 
 
 def address_of(kernel: Any, n_args: int) -> int:
-    """Where the code of a kernel of n_args int64 arguments begins; compiles it first if need be."""
+    """Address of the code of a kernel with n_args int64 arguments; compiles it first if necessary."""
     signature = (_INT,) * n_args
     compile_once(kernel, *[0] * n_args)
     compiled = kernel.overloads[signature]

@@ -1,5 +1,5 @@
-"""What the VM reads of tables and value sets: records at addresses that stay, and hash tables of them that change an
-entry at a time."""
+"""Data structures of tables and value sets that the VM reads: records at stable addresses, and hash tables of them that
+are updated entry by entry."""
 
 import struct
 from collections.abc import Sequence
@@ -17,38 +17,38 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 def warm() -> None:
-    """Compile what changes hash tables."""
+    """Compile the kernels that change hash tables."""
     compile_once(link, *[0] * 6)
     compile_once(move_slots, *[0] * 4)
 
 
 def to_limbs(value: int, n: int) -> list[int]:
-    """The low n limbs."""
+    """The low n limbs of a value."""
     if n == 1:
         return [value & M64]
     return [value >> 64 * i & M64 for i in range(n)]
 
 
 class KeepAlive:
-    """Keeps arrays that the VM reads alive."""
+    """Keeps arrays alive whose addresses the VM uses."""
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
 
     def __call__(self, values: np.ndarray | Sequence[Any], dtype: type | None = None) -> int:
-        """The address of an array, or of the values as one of 64-bit words; there is always something to read."""
+        """The address of an array, or of a new array of the values; empty arrays are replaced by one element."""
         self._arrays.append(np.asarray(values if len(values) else [0], dtype))
         return self._arrays[-1].ctypes.data
 
 
 def seed_of(number: int) -> int:
-    """What the hashes of the mask with a number start from: an int64."""
+    """Initial hash value for the mask with a number, as int64."""
     return (number * _MIX + (1 << 63) & M64) - (1 << 63)
 
 
 class Records:
-    """Records of `n_words` words, by index. With `has_directory` the VM finds them by index, too: `directory` lists the
-    bytes of one, then the addresses of the chunks."""
+    """Records of `n_words` words, by index. With `has_directory` the VM can access them by index, too: `directory`
+    holds the bytes per record, then the addresses of the chunks."""
 
     def __init__(self, n_words: int, *, has_directory: bool = False) -> None:
         self._all = struct.Struct(f"={n_words}Q")
@@ -70,7 +70,7 @@ class Records:
         return (index & (1 << CHUNK_BITS) - 1) * self.n_bytes
 
     def address(self, index: int) -> int:
-        """Where a record is, or will be."""
+        """Address of a record, which may not be written yet."""
         return self._chunk(index)[0] + self._offset(index)
 
     def write(self, index: int, words: Sequence[int]) -> None:
@@ -78,13 +78,13 @@ class Records:
         self._all.pack_into(self._chunk(index)[1], self._offset(index), *words)
 
     def write_some(self, index: int, at: int, *words: int) -> None:
-        """Write words into a record, from byte `at`."""
+        """Write words into a record, starting at byte `at`."""
         struct.pack_into(f"={len(words)}Q", self._chunk(index)[1], self._offset(index) + at, *words)
 
 
 class Slots:
-    """A hash table of records. `words`: where it is described, as vm.tables.SLOTS says. Keys have `n` limbs, which lie
-    in a record from byte `key_at`. `room`: for how many records, if that is known."""
+    """A hash table of records. `words`: its description for the VM, as in vm.tables.SLOTS. Keys have `n` limbs, stored
+    in a record from byte `key_at`. `room`: expected number of records, if known."""
 
     def __init__(self, words: np.ndarray, n: int, key_at: int, room: int = 0) -> None:
         self._words, self._address, self._n_limbs = words, words.ctypes.data, n
@@ -102,7 +102,7 @@ class Slots:
         self._hold(self._first_size)
 
     def link(self, key: int, mask: int, number: int, record: int) -> None:
-        """Have a record found by a key under a mask (addresses of limbs); 0: none. `number`: the mask's."""
+        """Set the record for a key under a mask (addresses of limbs); 0: none. `number`: the mask's."""
         self._n_used += link(self._address, key, mask, self._n_limbs, seed_of(number), record)
         if 2 * self._n_used > self._size:
             before, size = self._slots, self._size
@@ -111,4 +111,4 @@ class Slots:
 
 
 _MOST_ROOM = 1 << 20
-"""Records for which a hash table has room from the start: its memory is used only where records are."""
+"""Maximum number of records that a hash table is initially sized for; untouched memory is not committed."""

@@ -1,11 +1,12 @@
-"""Multicast groups and mirroring sessions in the VM's form: a row for each number, rewritten when that one changes."""
+"""Multicast groups and mirroring sessions in the VM's format: a row for each number, rewritten when the group or
+session changes."""
 
 import numpy as np
 
 from emulator.p4switch.state.replication import MAX_SESSION, Mirroring, Replication
 
 MAX_GROUPS = 1 << 16
-"""A packet's multicast group has 16 bits."""
+"""Number of multicast groups: group ids have 16 bits."""
 
 
 class Groups:

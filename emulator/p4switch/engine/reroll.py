@@ -1,10 +1,11 @@
-"""Re-rolling: runs of primitives that do the same to neighbouring fields and registers become instructions on lanes.
+"""Re-rolling: runs of primitives that apply the same operations to consecutive fields and registers become vector
+instructions.
 
-Programs for hardware hold a vector as a field and a register for each lane, and p4c repeats the statements of one lane
-for all of them. `find_run` detects such a run: a body of a few primitives, repeated with every field and register
-number increased by a constant. If no lane touches what another one writes, each statement can be executed for all lanes
-at once (`Lanes`). Registers of one run are placed together in memory (`place_together`), one row for each index, so
-that a row of cells is a vector, too."""
+Programs for hardware represent a vector as one field and one register per lane, and p4c repeats the statements of one
+lane for all of them. `find_run` detects such a run: a body of a few primitives, repeated with every field and register
+number increased by a constant. If no lane accesses what another one writes, each statement can be executed for all
+lanes at once (`Lanes`). Registers of one run are placed together in memory (`place_together`), one row for each index,
+so that a row of cells is a vector, too."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from emulator.p4switch.values import mask
 
 MIN_LANES = 8
 MAX_BODY = 8
-"""Primitives of one lane."""
+"""Maximum number of primitives per lane."""
 READ_BY_THE_SWITCH = ("standard_metadata", "intrinsic_metadata", "queueing_metadata")
 """Headers whose fields the packet path reads."""
 _OPS = {"+": o.VADD, "-": o.VSUB, "*": o.VMUL, "&": o.VAND, "|": o.VOR, "^": o.VXOR}
@@ -32,14 +33,14 @@ _OPERANDS = {
     "register_read": (slice(0), slice(2, None)),
     "register_write": (slice(2, None), slice(1, 2)),
 }
-"""Primitives that a run can have, and which of their arguments are values and the index."""
+"""Primitives that a run can contain, and which of their arguments are values and index."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """`n` lanes of `body` primitives, from primitive `at`. `step[field]`: by how much the field's number grows from
-    lane to lane, of each field of the first lane; `registers`: those of the first lane, each next to that of the next
-    lane."""
+    """`n` lanes of `body` primitives, starting at primitive `at`. `step[field]`: increment of the field's number per
+    lane, for each field of the first lane; `registers`: those of the first lane; those of the next lanes follow each of
+    them."""
 
     at: int
     body: int
@@ -50,11 +51,11 @@ class Run:
 
 Leaf = e.FieldRef | e.ObjectRef
 Shape = tuple[tuple[Any, ...], list[Leaf]]
-"""What a primitive is but for the fields and registers that it works on, and these."""
+"""The structure of a primitive without its fields and registers, and the list of these."""
 
 
 def _leaves(node: e.Expr, leaves: list[Leaf]) -> object:
-    """The shape of a tree, with its fields and registers appended to `leaves`."""
+    """The structure of a tree; its fields and registers are appended to `leaves`."""
     if isinstance(node, e.FieldRef):
         leaves.append(node)
         return "field", node.header, node.field == e.VALID
@@ -76,7 +77,7 @@ def _number(leaf: Leaf) -> int:
 
 
 def find_run(calls: tuple[ir.Primitive, ...], at: int) -> Run | None:
-    """The longest run that begins at a primitive and can be executed in lanes, if there is one."""
+    """The longest run that begins at a primitive and can be vectorized, or None."""
     if calls[at].op not in _OPERANDS:
         return None
     best = None
@@ -111,7 +112,7 @@ def _run_of(calls: tuple[ir.Primitive, ...], at: int, body: int, shapes: list[Sh
 
 
 def _checked(at: int, body: int, n: int, first: list[Leaf], steps: list[int], shapes: list[Shape]) -> Run | None:
-    """The run, if no lane touches what another writes."""
+    """The run, if no lane accesses what another writes."""
     step: dict[e.FieldRef, int] = {}
     registers: list[int] = []
     for leaf, by in zip(first, steps, strict=True):
@@ -138,7 +139,7 @@ def _checked(at: int, body: int, n: int, first: list[Leaf], steps: list[int], sh
 
 
 def place_together(state: State, run: Run) -> bool:
-    """Place the registers of a run together, if they are alike; returns whether they are together now."""
+    """Place the registers of a run together, if they have the same shape. Returns whether they are together now."""
     for first in run.registers:
         group = state.registers[first : first + run.n]
         if any((r.size, r.width) != (group[0].size, group[0].width) for r in group) or group[0].width > 64:
@@ -146,7 +147,7 @@ def place_together(state: State, run: Run) -> bool:
         if _lie_together(group):
             continue
         if any(register.data.strides[0] != 8 for register in group):
-            return False  # some lie in a row of another run
+            return False  # some are in a row of another run
         rows = np.zeros((group[0].size, run.n), dtype="<u8")
         for column, register in enumerate(group):
             rows[:, column : column + 1] = register.data
@@ -163,14 +164,14 @@ def _lie_together(group: list[RegisterArray]) -> bool:
 
 
 class Lanes(Part):
-    """Lowers runs. `reads[field]`: how often the whole program reads a field."""
+    """Lowers runs. `reads[field]`: number of reads of a field in the whole program."""
 
     def __init__(self, expressions: Expressions, reads: dict[e.FieldRef, int]) -> None:
         super().__init__(expressions)
         self.reads = reads
 
     def prepare(self) -> None:
-        """Place registers together before any code has their addresses."""
+        """Place registers together before any code contains their addresses."""
         for action in self.program.actions:
             at = 0
             while at < len(action.primitives):
@@ -181,7 +182,7 @@ class Lanes(Part):
                     at += 1
 
     def lower(self, calls: tuple[ir.Primitive, ...], at: int) -> int | None:
-        """Lower the run that begins at primitive `at`; how many primitives it takes up, or None if there is no run."""
+        """Lower the run that begins at primitive `at`. Returns its number of primitives, or None if there is no run."""
         run = find_run(calls, at)
         if run is None or not self._can(calls, run):
             return None
@@ -214,13 +215,13 @@ class Lanes(Part):
         return all(not run.step.get(leaf, 0) or leaf in self.scratch for leaf in _shape(ir.Primitive("", (node,)))[1])
 
     def _is_plain(self, node: e.Expr) -> bool:
-        """Whether low bits of the value come from low bits of its parts."""
+        """Whether the value's low bits depend only on the low bits of its parts."""
         if isinstance(node, e.Op):
             return (node.op in _OPS or node.op == "~") and all(self._is_plain(arg) for arg in node.args)
         return isinstance(node, e.Const | e.FieldRef)
 
     def _is_vector(self, ref: e.FieldRef, by: int, n: int) -> bool:
-        """Whether the fields of all lanes lie one after the other, in lanes that there are instructions for."""
+        """Whether the fields of all lanes are contiguous, with a width that vector instructions support."""
         locations = [self.layout.locations.get(e.FieldRef(ref.header, ref.field + by * i)) for i in range(n)]
         first = locations[0]
         if first is None or any(
@@ -237,8 +238,8 @@ class Lanes(Part):
         )
 
     def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls: tuple[ir.Primitive, ...]) -> bool:
-        """Whether the field only carries, within a lane, a value that is the same for all lanes, mostly an index. It is
-        then never stored."""
+        """Whether the field only carries, within a lane, a value that is the same for all lanes, usually an index. Such
+        a field is never stored."""
         if not self.program.headers[ref.header].is_metadata:
             return False  # it may be sent
         body = calls[run.at : run.at + run.body]
@@ -267,7 +268,7 @@ class Lanes(Part):
         self._store(target, self._vector(value))
 
     def _store(self, target: e.FieldRef, lanes: int) -> None:
-        """Write cells into the fields of all lanes, cut to their width."""
+        """Write cells into the fields of all lanes, truncated to their width."""
         location, n = self.layout.locations[target], self.run.n
         if location.is_wire:
             self.code.emit(o.VST, location.offset, location.width // 8, lanes, n)
@@ -281,7 +282,7 @@ class Lanes(Part):
         location, n = self.layout.locations[target], self.run.n
         words, at = self.ex.register_words(array.index), self._index(index)
         if not location.is_wire and location.width >= self.state.registers[array.index].width:
-            self.code.emit(o.VREG, location.offset, words, at, n)  # beyond the array, it leaves the lanes as they are
+            self.code.emit(o.VREG, location.offset, words, at, n)  # out of bounds, it leaves the lanes unchanged
             self.ex.forget_all()
         else:
             lanes = self.code.result(o.MOV, self._vector(target), n=n)
@@ -305,7 +306,7 @@ class Lanes(Part):
     # Values
 
     def _vector(self, node: e.Expr) -> int:
-        """The first of n cells with the value in each lane, modulo 2^64."""
+        """Emit the value of each lane modulo 2^64; returns the first of n cells."""
         n = self.run.n
         node = self._resolved(node)
         if not any(self.run.step.get(leaf, 0) for leaf in _shape(ir.Primitive("", (node,)))[1]):
@@ -325,13 +326,13 @@ class Lanes(Part):
 
 
 def _count(node: e.Expr, ref: e.FieldRef) -> int:
-    """How often a tree reads a field."""
+    """Number of times a tree reads a field."""
     return int(node is ref) + sum(_count(child, ref) for child in node.children)
 
 
 def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
-    """How often the program reads each field of metadata, in primitives as `_count` counts, and anywhere else more
-    often than any run could."""
+    """Number of times the program reads each metadata field in primitives, counted as by `_count`; a read anywhere else
+    counts more than any run could."""
     reads: dict[e.FieldRef, int] = {}
     often = 1 << 20
 

@@ -1,4 +1,4 @@
-"""The packet path of v1model as kernels: `process` takes a batch through it, `serve` what waits."""
+"""The v1model packet path as kernels: `process` processes a batch, `serve` the waiting packets."""
 
 from emulator.p4switch.engine import batch, frames, queues
 from emulator.p4switch.engine.kernels import compile_path

@@ -1,4 +1,4 @@
-"""Calculations over a packet: which bytes a hash or checksum sees, and verifying and updating checksums."""
+"""Calculations over a packet: the input bytes of a hash or checksum, and verification and update of checksums."""
 
 from emulator.p4switch.hashes import csum16
 from emulator.p4switch.interpreter.expressions import Expressions
@@ -10,7 +10,7 @@ from emulator.p4switch.values import mask
 
 
 def input_bytes(calculation: ir.Calculation, packet: Packet) -> bytes:
-    """The inputs bit after bit, padded at the end to whole bytes; then the payload, if it is among them. Invalid
+    """Concatenate the inputs bit by bit, padded at the end to whole bytes; then the payload, if it is an input. Invalid
     headers are skipped."""
     bits = n_bits = 0
     payload = b""
@@ -32,12 +32,12 @@ def input_bytes(calculation: ir.Calculation, packet: Packet) -> bytes:
 
 
 def compute(index: int, packet: Packet, state: State) -> int:
-    """The result of a calculation of the program, by its index."""
+    """Result of a calculation of the program, by its index."""
     return state.hashes[index](input_bytes(state.program.calculations[index], packet)) & mask(64)
 
 
 def _ipv4(checksum: ir.Checksum, packet: Packet) -> int:
-    """The built-in checksum: over the target's header with the target 0."""
+    """The built-in checksum: over the target's header with the target set to 0."""
     header, field = checksum.target.header, checksum.target.field
     value, packet.values[header][field] = packet.values[header][field], 0
     result = csum16(packet.emit(header))
@@ -56,7 +56,7 @@ def _applies(checksum: ir.Checksum, packet: Packet, state: State) -> bool:
 
 
 def verify(checksum: ir.Checksum, packet: Packet, state: State) -> tuple[int, int] | None:
-    """(the checksum as computed, as the packet has it); None if its header is not there or its condition not met."""
+    """(computed checksum, checksum in the packet); None if its header is invalid or its condition is not met."""
     target = checksum.target
     if not packet.valid[target.header] or not _applies(checksum, packet, state):
         return None
@@ -64,7 +64,7 @@ def verify(checksum: ir.Checksum, packet: Packet, state: State) -> tuple[int, in
 
 
 def update(checksum: ir.Checksum, packet: Packet, state: State) -> bool:
-    """Write a checksum; False if its condition is not met."""
+    """Write a checksum. Returns False if its condition is not met."""
     if not _applies(checksum, packet, state):
         return False
     if checksum.calculation is not None or packet.valid[checksum.target.header]:

@@ -1,8 +1,8 @@
-"""Evaluates expressions, to unbounded integers, booleans, or a header or field.
+"""Evaluation of expressions to unbounded integers, booleans, or a header or field.
 
-BMv2 aborts the whole switch where a program divides by zero, shifts by a negative number, or accesses an element beyond
-a stack. Here x/0 and x%0 are 0, a negative shift shifts by nothing, and beyond a stack reads give 0 (an invalid header)
-and writes do nothing."""
+BMv2 aborts the whole switch when a program divides by zero, shifts by a negative number, or accesses a stack element
+out of bounds. Here x/0 and x%0 are 0, negative shifts don't shift, and out-of-bounds reads return 0 (an invalid header)
+and writes are ignored."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -14,22 +14,22 @@ from emulator.p4switch.values import MAX_WIDTH, sat_cast, two_comp_mod, usat_cas
 
 
 def divide(left: int, right: int) -> int:
-    """The quotient, cut towards 0."""
+    """Quotient truncated towards 0; 0 when dividing by 0."""
     return 0 if right == 0 else abs(left) // abs(right) * (-1 if (left < 0) != (right < 0) else 1)
 
 
 def remainder(left: int, right: int) -> int:
-    """left - divide(left, right) * right."""
+    """left - divide(left, right) * right; 0 when dividing by 0."""
     return 0 if right == 0 else left - divide(left, right) * right
 
 
 def shift_left(left: int, right: int) -> int:
-    """left << right. Nothing that a program can store is as wide as MAX_WIDTH: a larger shift gives 0."""
+    """left << right. No storable value is wider than MAX_WIDTH, so larger shifts give 0."""
     return 0 if right > MAX_WIDTH else left << max(right, 0)
 
 
 def shift_right(left: int, right: int) -> int:
-    """left >> right, with the sign."""
+    """left >> right, arithmetic."""
     return left >> max(right, 0)
 
 
@@ -40,15 +40,15 @@ BINARY: dict[str, Callable[[int, int], int]] = {
     "and": operator.and_, "or": operator.or_,
     "two_comp_mod": two_comp_mod, "sat_cast": sat_cast, "usat_cast": usat_cast,
 }  # fmt: skip
-"""Operators on two numbers or booleans."""
+"""Binary operators on numbers or booleans."""
 
 UNARY: dict[str, Callable[[int], int]] = {"~": operator.invert, "not": operator.not_, "d2b": bool, "b2d": int}
-"""Operators on one."""
+"""Unary operators."""
 
 
 class Expressions:
-    """Evaluates expressions over one packet. `args`: the arguments of the running action; `at`: bytes of the packet
-    that have been parsed, for lookahead."""
+    """Evaluates expressions over one packet. `args`: arguments of the current action; `at`: number of parsed bytes of
+    the packet, for lookahead."""
 
     def __init__(self, packet: Packet, state: State, args: Sequence[int] = (), at: int = 0) -> None:
         self.packet = packet
@@ -58,7 +58,7 @@ class Expressions:
         self.at = at
 
     def value(self, node: e.Expr) -> int:
-        """A number, or a boolean."""
+        """Value of a node: a number or a boolean."""
         packet = self.packet
         match node:
             case e.Const(value):
@@ -105,15 +105,15 @@ class Expressions:
         return self.value(left) == self.value(right)
 
     def _peek(self, offset: int, width: int) -> int:
-        """Bits of the packet; beyond its end there are zeros."""
+        """Bits of the packet, with zeros beyond its end."""
         end = (offset + width + 7) // 8
         data = self.packet.payload[offset // 8 : end].ljust(end - offset // 8, b"\0")
         return int.from_bytes(data, "big") >> (8 * end - offset - width) & ((1 << width) - 1)
 
-    # Places
+    # Headers and fields
 
     def header(self, node: e.Expr) -> int | None:
-        """The index of a header, or None beyond a stack."""
+        """Index of a header, or None if out of a stack's bounds."""
         match node:
             case e.HeaderRef(header):
                 return header
@@ -125,7 +125,7 @@ class Expressions:
         raise TypeError(f"{type(node).__name__} is not a header")
 
     def field(self, node: e.Expr) -> tuple[int, int] | None:
-        """(header, field) that a node names, or None beyond a stack."""
+        """(header, field) of a node, or None if out of a stack's bounds."""
         match node:
             case e.FieldRef(header, field):
                 return header, field

@@ -1,6 +1,6 @@
-"""The reference engine: the packet path's functions as they stand, on packets that are Python objects.
+"""The reference engine: runs the packet path's functions directly, on packets that are Python objects.
 
-BMv2's threads end packets in any order where several are under way; here that is the order of the packet path."""
+With several packets in progress, BMv2's threads finish them in any order; here the order is that of the packet path."""
 
 from collections import deque
 
@@ -23,12 +23,12 @@ from switchml.errors import PacketError
 log = logs.of("switchml.bmv2")
 
 MAX_GROWTH = 512
-"""Bytes by which BMv2 lets a packet grow (PacketBuffer); beyond, it overwrites memory. Here, there is no limit."""
+"""Bytes by which a packet may grow in BMv2 (PacketBuffer); more overwrites memory there. Here there is no limit."""
 
 
 class Interpreter(Engine, Operations[Packet]):
-    """`drop_port`: the egress_spec that drops; `n_priorities`: queues of each port; `stale_fields`: as in BMv2, fields
-    of invalid headers have values of earlier packets."""
+    """The reference engine. `drop_port`: the egress_spec that drops; `n_priorities`: queues per port; `stale_fields`:
+    fields of invalid headers have values of earlier packets, as in BMv2."""
 
     parser: type[Parser] = Parser
     pipeline: type[Pipeline] = Pipeline
@@ -119,11 +119,11 @@ class Interpreter(Engine, Operations[Packet]):
         return True
 
     def update(self, checksum: ir.Checksum, packet: Packet) -> bool:
-        """Write a checksum; False if its condition is not met."""
+        """Write a checksum. Returns False if its condition is not met."""
         return update(checksum, packet, self.state)
 
     def _warn_of_growth(self, packet: Packet) -> None:
-        """Warn once that simple_switch would crash here."""
+        """Warn once if simple_switch would crash here."""
         if len(packet.data) > packet.ingress_length + MAX_GROWTH and not self._has_warned:
             self._has_warned = True
             log.warning(

@@ -1,4 +1,4 @@
-"""The interpreter that writes a packet log: each class here does as the one it is made from, and says so.
+"""The interpreter with a packet log: each class logs the operations of its base class.
 
 Texts, levels and order are those of BMv2 1.15: its BMLOG_* calls, and the dump functions of match_units.cpp,
 match_tables.cpp and action_profile.cpp."""
@@ -28,7 +28,7 @@ def place(source: ir.Source) -> str:
 
 
 def hexadecimal(value: int, width: int) -> str:
-    """A field's bytes."""
+    """A field's bytes in hexadecimal."""
     return f"{value:0{2 * n_bytes(width)}x}"
 
 
@@ -182,7 +182,7 @@ class LoggedPipeline(Pipeline):
     # Entries
 
     def action_entry(self, run: RunAction | None) -> str:
-        """An action with its data, as BMv2 dumps it."""
+        """An action with its data, formatted as by BMv2."""
         if run is None:
             return "NULL"
         return f"{self.program.actions[run.action].name} - " + "".join(f"{arg:x}," for arg in run.args)
@@ -219,13 +219,13 @@ def width_of(field: ir.KeyField) -> int:
 
 
 def columns(pairs: Sequence[tuple[str, str]]) -> str:
-    """Lines of names and values, the names in a column of 20 characters or more."""
+    """Lines of names and values, with names padded to at least 20 characters."""
     width = max([20, *(len(name) for name, _ in pairs)])
     return "".join(f"* {name:{width}}: {value}\n" for name, value in pairs)
 
 
 def matched(param: ir.MatchParam, field: ir.KeyField) -> str:
-    """A field of an entry's key: its kind in a column of 10 characters, and the bytes."""
+    """A field of an entry's key: its kind, padded to 10 characters, and the bytes."""
     value = hexadecimal(param.value, width_of(field))
     if param.kind == "lpm":
         value += f"/{param.extra}"
@@ -263,7 +263,7 @@ class LoggedPrimitives(Primitives):
         self._report(on, "register", self.program.registers[array.index], at, "write", "Wrote", then)
 
     def _report(self, on: Expressions, sort: str, array: Any, at: int, verb: str, past: str, then: str) -> None:
-        """What was done to a cell of an array, or that it has no such cell."""
+        """Log the access to a cell of an array, or that it is out of bounds."""
         data = {sort: array.name, "index": at}
         if 0 <= at < array.size:
             on.packet.trace.trace(sort, f"{past} {sort} '{array.name}' at index {at}{then}", **data)
@@ -287,7 +287,7 @@ class LoggedPrimitives(Primitives):
 
 
 class LoggedInterpreter(Interpreter):
-    """Writes all that happens to packets to `packet_log`."""
+    """Logs all packet processing to `packet_log`."""
 
     parser = LoggedParser
     pipeline = LoggedPipeline
@@ -319,7 +319,7 @@ class LoggedInterpreter(Interpreter):
 
     def note(self, packet: Packet, note: int, value: int) -> None:
         if note in (n.TO_GROUP, n.TO_PORT) and not self.program.is_psa and self._original is not None:
-            packet = self._original  # simple_switch names the packet of which the clone was made
+            packet = self._original  # simple_switch logs this for the packet that was cloned
         text = (n.NOTES[note].psa if self.program.is_psa else n.NOTES[note].v1model).format(value)
         if note == n.REPLICATED and self.program.is_psa:
             text += f" with instance {self.get(packet, f.EGRESS_INPUT_INSTANCE)}"

@@ -1,7 +1,7 @@
-"""A packet on its way through the program: its headers as numbers, its unparsed rest, and the requests of primitives.
+"""A packet during processing: its headers as numbers, its unparsed payload, and the requests of primitives.
 
-One difference from BMv2 is visible to programs: BMv2 leaves in the fields of an invalid header the values of an earlier
-packet; here they are 0 when a packet enters, and keep what this packet stored. With a `FieldPool`, it is as in BMv2.
+One difference from BMv2 is visible to programs: BMv2 leaves the values of an earlier packet in the fields of an invalid
+header; here they are 0 when a packet enters, and keep what this packet stored. With a `FieldPool`, it is as in BMv2.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ def _zeros(program: ir.Program) -> list[list[int]]:
 
 
 class FieldPool:
-    """The fields of packets that have gone, of which new ones take those that came last, with all values in them
-    (BMv2's phv_source.cpp). New ones are 0."""
+    """The fields of finished packets, reused last in, first out by new packets with all their values (BMv2's
+    phv_source.cpp). If the pool is empty, fields are 0."""
 
     def __init__(self, program: ir.Program) -> None:
         self._program = program
         self._free: list[list[list[int]]] = []
 
     def take(self) -> list[list[int]]:
-        """values[header][field] for a packet."""
+        """values[header][field] for a new packet."""
         return self._free.pop() if self._free else _zeros(self._program)
 
     def give(self, packet: Packet) -> None:
-        """A packet's way has ended."""
+        """Return a finished packet's fields to the pool."""
         self._free.append(packet.values)
 
 
 class Packet:
     """Headers: `values[header][field]`, `valid[header]`, `varbit[header]` (bits of its varbit field), `next_in_stack`
-    (index of the element that an extract fills next). `valid_fields`: what a parser has set `$valid$` to; as in BMv2,
-    expressions and keys read that, until the header becomes valid or invalid by other means.
+    (index of the element that the next extract fills). `valid_fields`: the value of `$valid$` set by a parser; as in
+    BMv2, expressions and keys read it until the header becomes valid or invalid by other means.
 
-    Bytes: `data`, as received (or deparsed), and `payload`, the part that was not parsed.
+    Bytes: `data`, as received (or deparsed), and `payload`, the unparsed part.
 
-    The registers of packet_path.fields are attributes of their names; `truncate_to`: bytes to send, None for all.
-    `trace`: its part of the packet log, where one is written."""
+    The registers of packet_path.fields are attributes of the same names; `truncate_to`: bytes to send, None for all.
+    `trace`: its part of the packet log, if there is one."""
 
     trace: PacketTrace
 
@@ -92,14 +92,13 @@ class Packet:
         return other
 
     def copy_unparsed(self) -> Packet:
-        """A packet of the same bytes that was received at the same port, with nothing parsed and all metadata 0, or
-        from the pool."""
+        """A packet with the same bytes and ingress port, unparsed, with all metadata 0, or from the pool."""
         other = Packet(self.program, self.data, self.received_at, self.pool)
         other.ingress_length = self.ingress_length
         return other
 
     def reset_metadata(self) -> None:
-        """All metadata 0."""
+        """Set all metadata to 0."""
         for header in self.program.headers:
             if header.is_metadata:
                 self.values[header.index] = [0] * len(header.type.fields)
@@ -112,7 +111,7 @@ class Packet:
     # Fields
 
     def width(self, header: int, field: int) -> int:
-        """Bits that a field has now."""
+        """Current width of a field in bits."""
         if field == VALID:
             return 1
         described = self.program.headers[header].type.fields[field]
@@ -125,7 +124,7 @@ class Packet:
         return self.values[header][field]
 
     def set(self, header: int, field: int, value: int) -> None:
-        """Store a value into a field, which keeps what fits."""
+        """Store a value into a field, truncated to its width."""
         if field == VALID:
             self.valid_fields[header] = value & 1
             return
@@ -135,7 +134,7 @@ class Packet:
         )
 
     def get_bits(self, header: int, field: int) -> int:
-        """A field as it would be on the wire: not negative."""
+        """A field's bits as on the wire: not negative."""
         return self.get(header, field) & mask(self.width(header, field))
 
     def copy_fields(self, source: Packet, elements: tuple[Any, ...]) -> None:
@@ -147,7 +146,7 @@ class Packet:
     # Headers
 
     def set_valid(self, header: int) -> None:
-        """Make a header valid, and with it all other members of its union invalid."""
+        """Make a header valid, and all other members of its union invalid."""
         for other in self.program.headers[header].union:
             if self.valid[other]:
                 self.set_invalid(other)
@@ -155,16 +154,16 @@ class Packet:
         self.valid_fields.pop(header, None)
 
     def set_invalid(self, header: int) -> None:
-        """Make a header invalid; its fields stay."""
+        """Make a header invalid; its fields keep their values."""
         self.valid[header] = False
         self.valid_fields.pop(header, None)
 
     def bits(self, header: int) -> int:
-        """Bits that a header takes up in the packet."""
+        """Bits of a header in the packet."""
         return self.program.headers[header].type.width + self.varbit[header]
 
     def assign_header(self, target: int, source: int) -> None:
-        """Copy fields and validity; of an invalid header only that."""
+        """Copy fields and validity; of an invalid header only its validity."""
         if not self.valid[source]:
             self.set_invalid(target)
             return
@@ -187,7 +186,7 @@ class Packet:
         )
 
     def swap_headers(self, left: int, right: int) -> None:
-        """Exchange fields and validity."""
+        """Swap fields and validity."""
         lists: tuple[list[Any], ...] = (self.values, self.valid, self.varbit)
         for per_header in lists:
             per_header[left], per_header[right] = per_header[right], per_header[left]
@@ -195,7 +194,7 @@ class Packet:
         self.valid_fields = {places.get(header, header): value for header, value in self.valid_fields.items()}
 
     def fill(self, header: int, bits: int, n_bits: int, varbit: int = 0) -> None:
-        """Make a header valid with the fields that the `n_bits`-bit number `bits` holds, first field first."""
+        """Make a header valid with the fields from the `n_bits`-bit number `bits`, first field first."""
         self.varbit[header] = varbit
         for number, field in enumerate(self.program.headers[header].type.fields):
             width = self.width(header, number)
@@ -214,7 +213,7 @@ class Packet:
     # Stacks
 
     def shift_stack(self, headers: tuple[int, ...], n: int) -> None:
-        """Move each element n places up (n > 0) or down; places that receive none become invalid."""
+        """Move each element n positions up (n > 0) or down; vacated positions become invalid."""
         order = range(len(headers)) if n < 0 else reversed(range(len(headers)))
         for place in order:
             source = place - n

@@ -1,5 +1,5 @@
-"""The packet log: what happens to each packet, as lines of the switch's log in simple_switch's words, and as data in a
-JSON file."""
+"""The packet log: the processing steps of each packet, as lines of the switch's log in simple_switch's wording, and as
+data in a JSON file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {number: name for name, number in LEVELS.items()}
 
 
 class PacketLog:
-    """Writes events to the log, and to the file `path` if there is one: an array of objects, one a line, complete after
+    """Writes events to the log, and to the file `path` if given: a JSON array with one object per line, valid after
     each event. Raises ConfigError if that file can't be written."""
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -35,7 +35,7 @@ class PacketLog:
                 raise ConfigError(f"--trace-packet {path}: {error.strerror or error}") from error
 
     def new_packet(self) -> PacketTrace:
-        """The trace of the next packet that comes in."""
+        """Trace of the next received packet."""
         self.n_packets += 1
         return PacketTrace(self, self.n_packets - 1, 0, [0])
 
@@ -50,7 +50,7 @@ class PacketLog:
             self._append(json.dumps(row).encode())
 
     def _append(self, row: bytes) -> None:
-        """Add a row in place of the closing bracket, and that behind it."""
+        """Write a row over the closing bracket, followed by a new one."""
         assert self._file is not None
         at = self._file.tell()
         row = (b",\n" if at > 2 else b"") + row
@@ -63,7 +63,7 @@ class PacketLog:
 
 
 class PacketTrace:
-    """One packet's part of the log. As in BMv2, a packet has a number, and each copy of it one more."""
+    """One packet's part of the log. As in BMv2, a packet has a number, and each copy of it a second number."""
 
     def __init__(self, packet_log: PacketLog, packet: int, copy: int, last_copy: list[int]) -> None:
         self.log = packet_log
@@ -72,17 +72,17 @@ class PacketTrace:
         self._last_copy = last_copy
 
     def new_copy(self) -> PacketTrace:
-        """The trace of another copy of the packet."""
+        """Trace of another copy of the packet."""
         self._last_copy[0] += 1
         return PacketTrace(self.log, self.packet, self._last_copy[0], self._last_copy)
 
     def debug(self, event: str, text: str, **data: Any) -> None:
-        """An event by its name, with its text and data; `error` and `trace` are its other levels."""
+        """Log an event by its name, with its text and data; `error` and `trace` log at other levels."""
         self.log.write(logging.DEBUG, self, event, "", text, data)
 
     def error(self, event: str, text: str, **data: Any) -> None:
         self.log.write(logging.ERROR, self, event, "", text, data)
 
     def trace(self, event: str, text: str, source: str = "", **data: Any) -> None:
-        """`source`: the place in the P4 program, "file.p4(12)"."""
+        """`source`: position in the P4 program, "file.p4(12)"."""
         self.log.write(TRACE, self, event, source, text, data)

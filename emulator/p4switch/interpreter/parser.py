@@ -1,4 +1,4 @@
-"""The parser: states, their operations and transitions, and the state after an error."""
+"""The parser: states, their operations and transitions, and error handling."""
 
 from emulator.p4switch.interpreter.calculations import verify
 from emulator.p4switch.interpreter.expressions import Expressions
@@ -10,11 +10,11 @@ from emulator.p4switch.state.state import State
 from emulator.p4switch.values import mask, n_bytes, pad_key, padded_width
 
 MAX_STATES = 1 << 16
-"""States that one packet may pass; beyond, the parser stops with the error ParserTimeout."""
+"""Maximum parse states of a packet; beyond, the parser stops with the error ParserTimeout."""
 
 
 class ParserError(Exception):
-    """Parsing stops; `code` is the error's number."""
+    """Stops parsing; `code` is the error's number."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -73,7 +73,7 @@ class Parser:
 
     @property
     def _left(self) -> int:
-        """Bytes not parsed yet."""
+        """Number of unparsed bytes."""
         return len(self.packet.data) - self.expressions.at
 
     def _run(self, op: ir.ParserOp) -> None:
@@ -115,7 +115,7 @@ class Parser:
             self.packet.next_in_stack[target.stack.stack] += 1
 
     def _own_length(self, header_type: ir.HeaderType) -> int:
-        """The width of the varbit field as the header's type computes it from the fields before."""
+        """Width of the varbit field, computed from the preceding fields as its header type specifies."""
         before = header_type.fields[: header_type.varbit]
         width = sum(field.width for field in before)
         at = self.expressions.at
@@ -137,7 +137,7 @@ class Parser:
             self.expressions.store(dest, self.expressions.value(value))
 
     def _check_ahead(self, value: e.Expr) -> None:
-        """Refuse a look-ahead beyond the packet (P4_16 12.8.3)."""
+        """Reject a look-ahead beyond the packet (P4_16 12.8.3)."""
         if isinstance(value, e.Lookahead) and n_bytes(value.offset + value.width) > self._left:
             raise self._error("PacketTooShort")
 
@@ -161,7 +161,7 @@ class Parser:
         return state.default
 
     def _key(self, state: ir.ParseState) -> int:
-        """What a state's transitions compare: its parts, each padded to whole bytes."""
+        """The key compared by a state's transitions: its parts, each padded to whole bytes."""
         key = 0
         for part in state.key:
             self._check_ahead(part.value)

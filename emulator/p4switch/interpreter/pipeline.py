@@ -1,5 +1,5 @@
-"""Pipelines: from node to node through tables, conditionals and actions, until there is no next node or the packet
-exits."""
+"""Execution of pipelines: from node to node through tables, conditionals and actions, until there is no next node or
+the packet exits."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from switchml.errors import PacketError
 log = logs.of("switchml.bmv2")
 
 MAX_STEPS = 1 << 20
-"""Primitives of one action, or nodes of one pipeline, that a packet may pass; then it is dropped."""
+"""Maximum primitives of one action, and nodes of one pipeline, for a packet; beyond, it is dropped."""
 
 
 class Pipeline:
@@ -31,7 +31,8 @@ class Pipeline:
         self.primitives = primitives
 
     def apply(self, pipeline: ir.Pipeline) -> bool:
-        """Run a pipeline to its end; False if the packet exits before. Raises PacketError if it does not end."""
+        """Run a pipeline to its end. Returns False if the packet exits before. Raises PacketError if it does not
+        terminate."""
         number, n_nodes = pipeline.init_node, 0
         while number != ir.END and not self.packet.exit:
             n_nodes += 1
@@ -54,7 +55,7 @@ class Pipeline:
     # Tables
 
     def apply_table(self, table: ir.Table) -> int:
-        """Look up, run the action; returns the next node."""
+        """Look up the key and run the action. Returns the next node."""
         state = self.state.tables[table.index]
         entry = state.lookup(self.key(table))
         if entry is None:
@@ -78,7 +79,7 @@ class Pipeline:
         return table.next_of_action.get(run.action, table.next_default)
 
     def key(self, table: ir.Table) -> tuple[int, ...]:
-        """The key that a table looks up. A field of an invalid header counts as 0."""
+        """Lookup key of a table. A field of an invalid header counts as 0."""
         values = []
         for field in table.key:
             header, number = field.value.header, field.value.field
@@ -88,7 +89,7 @@ class Pipeline:
         return tuple(values)
 
     def resolve(self, table: ir.Table, entry: Entry | None, target: Target | None) -> RunAction | None:
-        """The action that a target runs, of an entry or the default; None if there is none or the group is empty."""
+        """The action of a target, from an entry or the default; None if there is no target or the group is empty."""
         profile = self.state.tables[table.index].profile
         match target:
             case UseMember(member):
@@ -104,7 +105,7 @@ class Pipeline:
         return target
 
     def choose(self, profile: ActionProfile, group: int) -> int | None:
-        """The member that the selector's hash chooses from a group; None if that is empty."""
+        """The group member that the selector's hash chooses; None if the group is empty."""
         choices = profile.groups[group].eligible
         if not choices:
             return None

@@ -1,6 +1,6 @@
-"""The primitives: each is a method of its name, which takes its arguments as nodes and evaluates them as needed.
+"""The primitives: each is a method of the same name, which takes its arguments as nodes and evaluates them as needed.
 
-`Primitives.run` calls one; the loader's PRIMITIVES lists the arguments. Jumps and exit only set a mark that the
+`Primitives.run` calls one; the loader's PRIMITIVES lists the arguments. Jumps and exit only set a flag that the
 action's loop reads.
 """
 
@@ -18,7 +18,8 @@ log = logs.of("switchml.bmv2")
 
 
 class Primitives:
-    """`drop_port`: the egress_spec of a packet to drop; `random`: the source of random values."""
+    """Implementations of the primitives. `drop_port`: the egress_spec of dropped packets; `random`: the source of
+    random values."""
 
     def __init__(self, state: State, drop_port: int = 511, seed: int | None = None) -> None:
         self.state = state
@@ -28,7 +29,7 @@ class Primitives:
         self.jump_to: int | None = None
 
     def run(self, primitive: ir.Primitive, on: Expressions) -> None:
-        """Execute one. Raises ProgramAbort where BMv2 ends the process."""
+        """Execute one primitive. Raises ProgramAbort where BMv2 ends the process."""
         op = "assume" if primitive.op == "assert" else primitive.op
         call = (primitive,) if op in ("assume", "log_msg") else ()
         getattr(self, op)(on, *call, *primitive.args)
@@ -39,7 +40,7 @@ class Primitives:
         on.store(target, int(on.value(value)))
 
     def assign_VL(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
-        """Copy a varbit field with its width."""
+        """Copy a varbit field including its width."""
         to, source = on.field(target), on.field(value)
         if to is not None and source is not None:
             on.packet.varbit[to[0]] = on.packet.width(*source)
@@ -136,7 +137,7 @@ class Primitives:
         if 0 <= at < meter.size:
             on.store(target, (meter.execute(at, on.packet.ingress_length, self.state.clock()) + 1) % 3)
 
-    # The packet's fate
+    # Forwarding decisions
 
     def drop(self, on: Expressions) -> None:
         for name, value in (("standard_metadata.egress_spec", self.drop_port), ("intrinsic_metadata.mcast_grp", 0)):
@@ -171,7 +172,7 @@ class Primitives:
         before = on.packet.truncate_to
         on.packet.truncate_to = limit if before is None else min(before, limit)
 
-    # Control
+    # Control flow
 
     def no_op(self, on: Expressions) -> None:
         pass

@@ -16,23 +16,23 @@ from emulator.p4switch.values import mask
 from switchml.control.p4runtime_protos import info, v1
 
 PER_S = 1_000_000
-"""The switch's meters have rates per microsecond."""
+"""Conversion of rates: the switch's meters have rates per microsecond."""
 
 ONE_RATE = (info.MeterSpec.SINGLE_RATE_THREE_COLOR, info.MeterSpec.SINGLE_RATE_TWO_COLOR)
 
 MOST = 2**63 - 1
-"""P4Runtime's highest count or rate; higher ones, which Thrift can set, are shown as this."""
+"""P4Runtime's largest count or rate; larger ones, which Thrift can set, are reported as this value."""
 
 
 def counts(data: v1.CounterData) -> tuple[int, int]:
-    """(packets, bytes) of a counter that is written. Raises INVALID_ARGUMENT."""
+    """(packets, bytes) of counter data to be written. Raises INVALID_ARGUMENT."""
     if min(data.packet_count, data.byte_count) < 0:
         raise refuse("INVALID_ARGUMENT", "a counter can't be negative")
     return data.packet_count, data.byte_count
 
 
 def counter_data(packets: int, n_bytes: int, spec: info.CounterSpec) -> v1.CounterData:
-    """A counter's value: BMv2 counts packets and bytes, P4Runtime shows those of P4Info's unit."""
+    """Counter data in P4Info's unit: BMv2 counts both packets and bytes."""
     packets, n_bytes = min(packets, MOST), min(n_bytes, MOST)
     data = v1.CounterData()
     if spec.unit in (info.CounterSpec.PACKETS, info.CounterSpec.BOTH):
@@ -58,7 +58,7 @@ def from_config(config: v1.MeterConfig, spec: info.MeterSpec) -> list[tuple[floa
 
 
 def to_config(rates: Sequence[tuple[float, int]]) -> v1.MeterConfig | None:
-    """The reverse of `from_config`; None: no rates are set."""
+    """The inverse of `from_config`; None if no rates are set."""
     if not rates:
         return None
     (cir, cburst), (pir, pburst) = rates[0], rates[-1]
@@ -67,7 +67,7 @@ def to_config(rates: Sequence[tuple[float, int]]) -> v1.MeterConfig | None:
 
 
 def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spec: info.MeterSpec) -> None:
-    """Set a cell; None: all packets are green."""
+    """Set the rates of a cell; None: all packets are green."""
     if config is None:
         meter.reset_rates(index)
     else:
@@ -75,7 +75,8 @@ def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spe
 
 
 def cells(entry: Any, array: CellArray, sort: str) -> range:
-    """The cells that an entry selects: one, or all without an index. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+    """Indices of the cells that an entry selects: one, or all without an index. Raises INVALID_ARGUMENT or
+    OUT_OF_RANGE."""
     if not entry.HasField("index"):
         return range(array.size)
     index = entry.index.index
@@ -87,7 +88,7 @@ def cells(entry: Any, array: CellArray, sort: str) -> range:
 
 
 def check_modify(kind: int, sort: str) -> None:
-    """Refuse an update other than MODIFY."""
+    """Reject an update other than MODIFY."""
     if kind != v1.Update.MODIFY:
         raise refuse("INVALID_ARGUMENT", f"a {sort} can only be modified")
 
@@ -96,8 +97,8 @@ CellsT = TypeVar("CellsT", bound=CellArray)
 
 
 class CellArrays(Generic[CellsT]):
-    """Answers for indexed arrays of one sort, which is in the names of messages and fields. Subclasses translate cells,
-    also those of direct counters and meters; `item` is P4Info's object."""
+    """Handles requests for indexed arrays of one sort, whose name is part of the names of messages and fields.
+    Subclasses translate cells, also those of direct counters and meters; `item` is P4Info's object."""
 
     sort: ClassVar[str]
 
@@ -119,19 +120,19 @@ class CellArrays(Generic[CellsT]):
                 yield v1.Entity(**{f"{self.sort}_entry": key | self.value(item, array, index)})
 
     def check(self, entry: Any) -> None:
-        """Refuse what an entry or a pattern may not have."""
+        """Reject unsupported fields of an entry or a pattern."""
 
     def write_cells(self, item: Any, array: CellsT, indices: range, entry: Any) -> None:
         """Write the entry's value to cells."""
         raise NotImplementedError
 
     def value(self, item: Any, array: CellsT, index: int) -> dict[str, Any]:
-        """The field of an entry that holds a cell's value."""
+        """The field of an entry with a cell's value."""
         raise NotImplementedError
 
 
 class Counters(CellArrays[CounterArray]):
-    """Answers for indexed counters."""
+    """Handles requests for indexed counters."""
 
     sort = "counter"
 
@@ -146,7 +147,7 @@ class Counters(CellArrays[CounterArray]):
 
 
 class Meters(CellArrays[MeterArray]):
-    """Answers for indexed meters."""
+    """Handles requests for indexed meters."""
 
     sort = "meter"
 
@@ -164,7 +165,7 @@ class Meters(CellArrays[MeterArray]):
 
 
 class Registers(CellArrays[RegisterArray]):
-    """Answers for registers. BMv2's own server does not serve them."""
+    """Handles requests for registers. BMv2's own server does not support them."""
 
     sort = "register"
 
@@ -178,7 +179,8 @@ class Registers(CellArrays[RegisterArray]):
 
 
 class ValueSets:
-    """Answers for parser value sets. BMv2 stores a member's fields as one number, the first one most significant."""
+    """Handles requests for parser value sets. BMv2 stores a member's fields as one number, the first one most
+    significant."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -192,7 +194,7 @@ class ValueSets:
         return Key(vset.name, fields)
 
     def write(self, kind: int, entry: v1.ValueSetEntry) -> None:
-        """Do one update: replace all members."""
+        """Execute an update: replace all members."""
         check_modify(kind, "value set")
         item, vset = self.pipeline.one(self.pipeline.value_sets, entry.value_set_id, "value set")
         key = self._key(item, vset)

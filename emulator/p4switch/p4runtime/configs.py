@@ -1,7 +1,7 @@
 """The running program and its entities: SetForwardingPipelineConfig and GetForwardingPipelineConfig.
 
-A pipeline that was saved but not committed has a state of its own, which reads and writes use, and which the switch
-runs on once it is committed.
+A pipeline that was saved but not committed has its own state, used by reads and writes, and by the switch once the
+pipeline is committed.
 """
 
 from collections.abc import Callable
@@ -38,14 +38,14 @@ class Configs:
         return self._running
 
     def entities(self) -> Entities:
-        """The entities that reads and writes use. Raises FAILED_PRECONDITION."""
+        """The entities that reads and writes operate on. Raises FAILED_PRECONDITION."""
         entities = self._saved or self.running
         if entities is None:
             raise refuse("FAILED_PRECONDITION", "no forwarding pipeline config was set")
         return entities
 
     def get(self, response_type: int) -> v1.GetForwardingPipelineConfigResponse:
-        """The config set last, in the requested parts; empty before that."""
+        """The most recently set config, with the requested parts; empty if none was set."""
         kinds = v1.GetForwardingPipelineConfigRequest
         entities = self._saved or self.running
         if entities is None:
@@ -81,7 +81,7 @@ class Configs:
                 self._commit(entities)
 
     def _verified(self, config: v1.ForwardingPipelineConfig) -> Entities:
-        """Raises INVALID_ARGUMENT."""
+        """Check a config and create its pipeline. Raises INVALID_ARGUMENT."""
         switch = self.device.switch
         program = program_in(config)
         try:
@@ -103,7 +103,7 @@ class Configs:
         self._running, self._saved = entities, None
 
     def _take_over(self, entities: Entities) -> None:
-        """Write all current entities to a new pipeline. Raises INVALID_ARGUMENT if one does not fit there."""
+        """Write all current entities to a new pipeline. Raises INVALID_ARGUMENT if an entity does not fit there."""
         for entity in self.running.everything() if self.running else ():
             kind = _kind(entity)
             error = entities.write([v1.Update(type=kind, entity=writable(entity))])[0] if kind is not None else None
@@ -115,7 +115,7 @@ _INSERTED = {"action_profile_member", "action_profile_group", "packet_replicatio
 
 
 def _kind(entity: v1.Entity) -> int | None:
-    """The update that writes an entity to a new pipeline; None: it is constant."""
+    """The type of update that writes an entity to a new pipeline; None if it is constant."""
     if entity.HasField("table_entry"):
         entry = entity.table_entry
         if entry.is_default_action:

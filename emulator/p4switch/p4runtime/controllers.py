@@ -1,7 +1,8 @@
-"""Controllers, and which of them is primary (section "Client Arbitration and Controller Replication").
+"""Controllers, and the selection of the primary (section "Client Arbitration and Controller Replication").
 
-A controller is a stream that has sent an arbitration message. The primary of a role is the one that has sent the
-highest election id seen for the role so far; when it disconnects, there is none until another sends an id as high.
+A controller is a stream that has sent an arbitration message. The primary of a role is the controller that sent the
+highest election id seen for the role so far; when it disconnects, there is no primary until another controller sends an
+id at least as high.
 """
 
 import queue
@@ -15,16 +16,16 @@ from switchml.control.p4runtime_protos import v1
 log = logs.of("switchml.bmv2")
 
 MAX_STREAMS = 64
-"""Controllers at a time."""
+"""Maximum number of concurrent controllers."""
 MAX_WAITING = 4096
-"""Messages that may wait for a controller; further packets and digests are lost."""
+"""Maximum number of messages queued for a controller; further packets and digests are lost."""
 
 OK, NOT_FOUND, ALREADY_EXISTS = 0, 5, 6
 
 
 class Stream:
-    """A controller's stream: `messages` go out in order, None ends it; it then ends with `error`, if any.
-    `election_id` is None while the controller has none; `role` is None before its first arbitration."""
+    """A controller's stream: `messages` are sent in order, None ends the stream, with `error`, if any. `election_id` is
+    None while the controller has none; `role` is None before its first arbitration."""
 
     def __init__(self) -> None:
         self.messages: queue.SimpleQueue[v1.StreamMessageResponse | None] = queue.SimpleQueue()
@@ -33,7 +34,7 @@ class Stream:
         self.election_id: int | None = None
 
     def send(self, message: v1.StreamMessageResponse) -> None:
-        """Send a message, unless too many are waiting."""
+        """Queue a message, unless the queue is full."""
         if self.messages.qsize() < MAX_WAITING:
             self.messages.put(message)
 
@@ -45,7 +46,7 @@ class Stream:
 
 @dataclass
 class Role:
-    """`highest`: the highest election id seen so far; `primary`: the current primary."""
+    """A role. `highest`: the highest election id seen so far; `primary`: the current primary."""
 
     highest: int | None = None
     primary: Stream | None = None
@@ -69,14 +70,14 @@ class Controllers:
         self._roles: dict[str, Role] = {}
 
     def add(self, stream: Stream) -> None:
-        """A new stream. Raises RESOURCE_EXHAUSTED."""
+        """Add a new stream. Raises RESOURCE_EXHAUSTED."""
         with self._lock:
             if len(self._streams) >= MAX_STREAMS:
                 raise refuse("RESOURCE_EXHAUSTED", f"there can't be more than {MAX_STREAMS} controllers")
             self._streams.append(stream)
 
     def remove(self, stream: Stream) -> None:
-        """A stream has ended."""
+        """Remove a stream that has ended."""
         with self._lock:
             if stream not in self._streams:
                 return
@@ -93,12 +94,13 @@ class Controllers:
                 stream.close()
 
     def is_primary(self, stream: Stream) -> bool:
-        """Whether a stream is that of a primary controller."""
+        """Whether a stream belongs to a primary controller."""
         with self._lock:
             return any(role.primary is stream for role in self._roles.values())
 
     def check_primary(self, request: v1.WriteRequest | v1.SetForwardingPipelineConfigRequest) -> None:
-        """Refuse what is not from its role's primary. Raises PERMISSION_DENIED, or NOT_FOUND for an unknown role."""
+        """Reject a request that is not from its role's primary. Raises PERMISSION_DENIED, or NOT_FOUND for an unknown
+        role."""
         with self._lock:
             name, election_id = _role_name(request.role, request.role_id), election_id_of(request)
             role = self._roles.get(name)
@@ -110,7 +112,8 @@ class Controllers:
                 raise refuse("PERMISSION_DENIED", f"{election_id} is not the election id of the primary controller")
 
     def arbitrate(self, stream: Stream, message: v1.MasterArbitrationUpdate) -> None:
-        """Section "Rules for Handling MasterArbitrationUpdate Messages". Raises the error that ends the stream."""
+        """Handle an arbitration message (section "Rules for Handling MasterArbitrationUpdate Messages"). Raises the
+        error that ends the stream."""
         name, election_id = _role_name(message.role.name, message.role.id), election_id_of(message)
         with self._lock:
             if stream.role is None and message.device_id != self.device_id:
@@ -144,13 +147,13 @@ class Controllers:
                     role.primary.send(message)
 
     def _notify_all(self, name: str) -> None:
-        """The primary is notified last: it may write then."""
+        """Notify all controllers of a role; the primary is notified last, as it may write from then on."""
         primary = self._roles[name].primary
         for stream in sorted((stream for stream in self._streams if stream.role == name), key=lambda s: s is primary):
             self._notify(stream, name)
 
     def _notify(self, stream: Stream, name: str) -> None:
-        """Section "Client Arbitration Notifications"."""
+        """Notify a controller (section "Client Arbitration Notifications")."""
         role = self._roles[name]
         message = v1.StreamMessageResponse()
         update = message.arbitration
@@ -169,5 +172,5 @@ class Controllers:
 
 
 def _role_name(name: str, number: int) -> str:
-    """A role by its name, or by the number that it had in older versions; "" is the default role."""
+    """Name of a role, or its number as used by older versions; "" is the default role."""
     return name or (str(number) if number else "")

@@ -1,4 +1,4 @@
-"""Digests: whether and how they are sent (section "DigestEntry"), and the lists that are sent and acknowledged."""
+"""Digests: their configuration (section "DigestEntry"), and sending and acknowledging digest lists."""
 
 import time
 from collections import deque
@@ -13,12 +13,12 @@ from switchml.control.p4runtime_protos import info, v1
 
 NS_PER_MS = 1_000_000
 NO_LIMIT = 1 << 16
-"""Samples in a list when the controller sets no limit."""
+"""Maximum samples in a list when the controller sets no limit."""
 
 
 @dataclass
 class Enabled:
-    """A digest that is sent. `waiting`: (list id, time in ns) of lists not acknowledged, the oldest first."""
+    """An enabled digest. `waiting`: (list id, time in ns) of unacknowledged lists, the oldest first."""
 
     item: info.Digest
     digests: DigestList
@@ -28,7 +28,7 @@ class Enabled:
 
 
 class Digests:
-    """Answers for digests."""
+    """Handles requests for digests."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -59,7 +59,7 @@ class Digests:
                 yield v1.Entity(digest_entry={"digest_id": number, "config": digest.config})
 
     def _send(self, number: int, digest: Digest) -> None:
-        """Called under the switch's lock, while packets pass."""
+        """Send a digest list. Called under the switch's lock during packet processing."""
         enabled = self.enabled[number]
         types = self.pipeline.p4info.type_info
         data = [encode_data(enabled.item.type_spec, types, iter(sample)) for sample in digest.samples]
@@ -71,7 +71,7 @@ class Digests:
             enabled.digests.acknowledge(digest.buffer_id)
 
     def acknowledge(self, message: v1.DigestListAck) -> None:
-        """Section "Digest Messages"."""
+        """Handle an acknowledgement (section "Digest Messages")."""
         enabled = self.enabled.get(message.digest_id)
         if enabled is None:
             raise refuse("INVALID_ARGUMENT", f"there is no digest {message.digest_id:#x} that is enabled")
@@ -80,7 +80,7 @@ class Digests:
             enabled.digests.acknowledge(message.list_id - 1)
 
     def expire(self) -> None:
-        """Allow samples to be sent again whose acknowledgement did not come in time."""
+        """Release samples for resending if their acknowledgement did not arrive in time."""
         now = time.monotonic_ns()
         with self.pipeline.state.lock:
             for enabled in self.enabled.values():

@@ -1,7 +1,7 @@
 """All sorts of entities of one pipeline: reads, and writes in batches (sections "Write RPC" and "Read RPC").
 
-A batch that is to be rolled back is undone entity by entity: what each update changes is read before it, and written
-back in reverse order if a later one fails.
+For a batch with rollback, the state that each update changes is read beforehand, and written back in reverse order if a
+later update fails.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from switchml.errors import ControlError, SwitchMLError
 
 
 class Entities:
-    """The state of a pipeline as P4Runtime sees it."""
+    """The state of a pipeline in terms of P4Runtime entities."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -43,11 +43,11 @@ class Entities:
             "packet_replication_engine_entry": self.replication,
             "digest_entry": self.digests,
         }
-        """Sort of entity → what writes it, by `write(kind of update, entity)`, and `read`s it by a pattern. They stand
-        in an order in which entities can be written although they refer to each other."""
+        """Sort of entity → handler with `write(kind of update, entity)` and `read(pattern)`. The order respects
+        dependencies: entities can be written in this order although they refer to each other."""
 
     def follow_ports(self) -> None:
-        """Follow the state of the ports that members of groups watch or that replicas have backups for."""
+        """Update members of groups that watch ports, and replicas with backups, to the ports' current state."""
         with self.pipeline.state.lock:
             self.profiles.follow_ports()
             self.replication.follow_ports()
@@ -73,17 +73,17 @@ class Entities:
             "table_entry": [{"meter_config": {}, "counter_data": {}}, {"is_default_action": True}],
             "packet_replication_engine_entry": [{GROUP: {}}, {SESSION: {}}],
         }
-        names = [name for name in self.sorts if not name.startswith("direct_")]  # those come with their table entries
+        names = [name for name in self.sorts if not name.startswith("direct_")]  # those are in their table entries
         return self.read(v1.Entity(**{name: pattern}) for name in names for pattern in patterns.get(name, [{}]))
 
     # Write
 
     def write(self, updates: Iterable[v1.Update]) -> list[SwitchMLError | None]:
-        """Do each update that is possible; returns the error of each, or None."""
+        """Execute each update that is possible. Returns the error of each, or None."""
         return [self._try(update) for update in updates]
 
     def write_all_or_none(self, updates: Iterable[v1.Update]) -> list[SwitchMLError | None]:
-        """Do all updates, with no packet between them, or none."""
+        """Execute all updates, with no packet between them, or none."""
         updates = list(updates)
         undo: list[v1.Update] = []
         with self.pipeline.state.lock:
@@ -116,7 +116,7 @@ class Entities:
         return None
 
     def _inverse(self, update: v1.Update) -> list[v1.Update]:
-        """The updates that undo an update, computed before it."""
+        """The inverse updates of an update, computed before it is executed."""
         if update.type == INSERT:
             return [v1.Update(type=DELETE, entity=update.entity)]
         pattern = deepcopy(update.entity)
@@ -128,15 +128,15 @@ class Entities:
             entry.counter_data.SetInParent()
         before = self.read([pattern])
         if entry is not None and entry.is_default_action:
-            before = before or [pattern]  # there was none: one without an action restores that
-        elif entry is not None and not entry.match:  # which reads all entries
+            before = before or [pattern]  # there was none: an update without an action restores that
+        elif entry is not None and not entry.match:  # such a pattern reads all entries
             before = [entity for entity in before if not entity.table_entry.match]
         kind = INSERT if update.type == DELETE else MODIFY
         return [v1.Update(type=kind, entity=writable(entity)) for entity in before]
 
 
 def writable(entity: v1.Entity) -> v1.Entity:
-    """An entity that was read, in a form that can be written: of const table entries only counters and meters."""
+    """An entity that was read, converted for writing: const table entries only with counters and meters."""
     if entity.HasField("table_entry") and entity.table_entry.is_const:
         entity.table_entry.ClearField("action")
         entity.table_entry.ClearField("is_const")

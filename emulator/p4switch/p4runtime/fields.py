@@ -1,8 +1,8 @@
-"""Values in P4Runtime's messages, big-endian and in the shortest string that holds them (section "Bytestrings"); P4Data
-by P4Info's types of registers and digests (section "Representation of Arbitrary P4 Types"); and messages whose fields
-have numbers in P4Info: actions with their arguments (section "Action Specification"), and packets (section "Packet
-I/O"): frames on the CPU port begin with the headers that the program marks with @controller_header, whose fields
-P4Runtime carries as metadata."""
+"""Values in P4Runtime's messages, encoded big-endian in the shortest possible string (section "Bytestrings"); P4Data by
+P4Info's types of registers and digests (section "Representation of Arbitrary P4 Types"); and messages whose fields have
+numbers in P4Info: actions with their arguments (section "Action Specification"), and packets (section "Packet I/O"):
+frames on the CPU port begin with the headers that the program annotates with @controller_header, whose fields P4Runtime
+transmits as metadata."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ PACKET_IN, PACKET_OUT = "packet_in", "packet_out"
 
 
 def encode(value: int) -> bytes:
-    """An unsigned number, canonical."""
+    """Canonical encoding of an unsigned number."""
     return value.to_bytes(max(n_bytes(value.bit_length()), 1), "big")
 
 
 def decode(data: bytes, width: int, what: str, signed: bool = False) -> int:
-    """A number of at most `width` bits, plain or in two's complement; leading zeros are fine. Raises OUT_OF_RANGE."""
+    """Decode a number of at most `width` bits, unsigned or in two's complement; leading zeros are allowed. Raises
+    OUT_OF_RANGE."""
     if not data:
         raise refuse("OUT_OF_RANGE", f"{what}: the value is empty")
     value = int.from_bytes(data, "big", signed=signed)
@@ -34,14 +35,14 @@ def decode(data: bytes, width: int, what: str, signed: bool = False) -> int:
 
 
 def encode_signed(value: int, width: int) -> bytes:
-    """The number whose low `width` bits are `value`, as two's complement, canonical."""
+    """Canonical two's complement encoding of the number whose low `width` bits are `value`."""
     value = two_comp_mod(value, width)
     n_bits = (value if value >= 0 else ~value).bit_length() + 1
     return value.to_bytes(n_bytes(n_bits), "big", signed=True)
 
 
 def encode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, values: Iterator[int]) -> v1.P4Data:
-    """A value of a P4DataTypeSpec. `values` yields the numbers of its parts; `types` is P4Info's P4TypeInfo."""
+    """Encode a value of a P4DataTypeSpec. `values` yields the numbers of its parts; `types` is P4Info's P4TypeInfo."""
     kind = spec.WhichOneof("type_spec")
     data = v1.P4Data()
     if kind == "bitstring":
@@ -71,7 +72,7 @@ def encode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, values: Itera
 
 
 def decode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, data: v1.P4Data, width: int, what: str) -> int:
-    """The number in P4Data that is a single value, such as a register's. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+    """Decode P4Data that is a single value, such as a register's. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
     kind = spec.WhichOneof("type_spec")
     if kind == "new_type":
         return decode_data(_original(spec, types), types, data, width, what)
@@ -96,7 +97,7 @@ def _encode_bits(spec: info.P4DataTypeSpec, value: int) -> bytes:
 
 
 def _original(spec: info.P4DataTypeSpec, types: info.P4TypeInfo) -> info.P4DataTypeSpec:
-    """The type below a `type`; translated values are passed unchanged, as the switch's numbers."""
+    """The underlying type of a `type`; translated values are passed unchanged, as the switch's numbers."""
     new_type = types.new_types[spec.new_type.name]
     if new_type.WhichOneof("representation") == "original_type":
         return new_type.original_type
@@ -123,8 +124,8 @@ class Param:
 
 @dataclass(frozen=True)
 class Action:
-    """An action of a table or a profile: `number` is P4Info's, `index` its place in Program.actions, `params` are in
-    the order of the switch. `scope`: where it may be used (ActionRef.scope)."""
+    """An action of a table or a profile: `number` is P4Info's, `index` its index in Program.actions, `params` are in
+    the switch's order. `scope`: where it may be used (ActionRef.scope)."""
 
     number: int
     index: int
@@ -133,7 +134,7 @@ class Action:
     scope: int = info.ActionRef.TABLE_AND_DEFAULT
 
     def decode(self, message: v1.Action) -> RunAction:
-        """Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+        """Decode an action and its arguments. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
         numbers = sorted(param.param_id for param in message.params)
         expected = sorted(param.number for param in self.params)
         if numbers != expected:
@@ -143,7 +144,7 @@ class Action:
         return RunAction(self.index, tuple(values))
 
     def encode(self, run: RunAction) -> v1.Action:
-        """The reverse of `decode`; parameters by ascending number."""
+        """The inverse of `decode`; parameters by ascending number."""
         message = v1.Action(action_id=self.number)
         for param, value in sorted(zip(self.params, run.args, strict=True), key=lambda pair: pair[0].number):
             message.params.add(param_id=param.number, value=encode(value))
@@ -158,7 +159,7 @@ class Actions:
     by_number: Mapping[int, Action]
 
     def decode(self, message: v1.Action, forbidden_scope: int | None = None) -> RunAction:
-        """Raises INVALID_ARGUMENT, PERMISSION_DENIED or OUT_OF_RANGE."""
+        """Decode an action of the owner. Raises INVALID_ARGUMENT, PERMISSION_DENIED or OUT_OF_RANGE."""
         action = self.by_number.get(message.action_id)
         if action is None:
             raise refuse("INVALID_ARGUMENT", f"{self.owner} has no action {message.action_id} ({message.action_id:#x})")
@@ -167,7 +168,7 @@ class Actions:
         return action.decode(message)
 
     def encode(self, run: RunAction) -> v1.Action:
-        """The reverse of `decode`; an action that P4Info lacks has no number."""
+        """The inverse of `decode`; an action that is not in P4Info has no number."""
         for action in self.by_number.values():
             if action.index == run.action:
                 return action.encode(run)
@@ -175,7 +176,7 @@ class Actions:
 
 
 class ControllerHeader:
-    """One such header; fields in the order of P4Info, packed without gaps."""
+    """A packet-in or packet-out header; fields in P4Info's order, packed without gaps."""
 
     def __init__(self, name: str, fields: Sequence[Param]) -> None:
         self.name = name
@@ -185,14 +186,14 @@ class ControllerHeader:
 
     @classmethod
     def of(cls, p4info: info.P4Info, name: str) -> ControllerHeader:
-        """P4Info's header of that name; one without fields if it has none."""
+        """P4Info's header of that name; without fields if P4Info has none."""
         for item in p4info.controller_packet_metadata:
             if item.preamble.name == name:
                 return cls(name, [Param(part.id, part.name, part.bitwidth) for part in item.metadata])
         return cls(name, [])
 
     def split(self, frame: bytes) -> v1.PacketIn:
-        """A frame as a packet-in. Raises INVALID_ARGUMENT if it is too short."""
+        """Split a frame into a packet-in. Raises INVALID_ARGUMENT if it is too short."""
         if len(frame) < self.n_bytes:
             raise refuse("INVALID_ARGUMENT", f"{len(frame)} bytes: {self.name} alone has {self.n_bytes}")
         message = v1.PacketIn(payload=frame[self.n_bytes :])
@@ -203,7 +204,8 @@ class ControllerHeader:
         return message
 
     def join(self, message: v1.PacketOut) -> bytes:
-        """The frame for a packet-out; missing fields are 0, as in BMv2. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+        """Build the frame of a packet-out; missing fields are 0, as in BMv2. Raises INVALID_ARGUMENT
+        or OUT_OF_RANGE."""
         values = {item.metadata_id: item.value for item in message.metadata}
         unknown = set(values) - {field.number for field in self.fields}
         if unknown:

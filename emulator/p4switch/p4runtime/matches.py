@@ -1,9 +1,9 @@
-"""Keys of table entries: FieldMatch messages, by P4Info's kinds of match, and the switch's MatchParams (section "Match
-Format").
+"""Keys of table entries: conversion between FieldMatch messages, by P4Info's match types, and the switch's MatchParams
+(section "Match Format").
 
-P4c compiles an optional field to a ternary one, and BMv2 pads fields to whole bytes, which count in its prefix lengths
-but not in P4Runtime's. In P4Runtime the highest priority wins, in BMv2 the lowest: priorities are reversed as by
-BMv2's own server, from 2^31 - 1 down.
+P4c compiles an optional field to a ternary one, and BMv2 pads fields to whole bytes, which is included in its prefix
+lengths but not in P4Runtime's. In P4Runtime the highest priority wins, in BMv2 the lowest: priorities are reversed as
+by BMv2's own server, counting down from 2^31 - 1.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ HIGHEST = 2**31 - 1
 EXACT, LPM, TERNARY = info.MatchField.EXACT, info.MatchField.LPM, info.MatchField.TERNARY
 RANGE, OPTIONAL = info.MatchField.RANGE, info.MatchField.OPTIONAL
 _HOLDERS = {EXACT: "exact", LPM: "lpm", TERNARY: "ternary", RANGE: "range", OPTIONAL: "optional"}
-"""P4Info's kinds of match → field of FieldMatch."""
+"""P4Info's match types → field of FieldMatch."""
 
 
 @dataclass(frozen=True)
 class KeyField:
-    """One field of a key: `number` and `match` (a kind of match) are P4Info's, `kind` the IR's, `width` in bits."""
+    """One field of a key: `number` and `match` (the match type) are P4Info's, `kind` the IR's, `width` in bits."""
 
     number: int
     name: str
@@ -36,7 +36,7 @@ class KeyField:
     width: int
 
     def decode(self, match: v1.FieldMatch | None) -> ir.MatchParam:
-        """One field of an entry's key, from its match or None. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+        """Decode one field of an entry's key, from its match or None. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
         width, everything = self.width, mask(self.width)
         if match is None:
             if self.match == EXACT:
@@ -77,7 +77,7 @@ class KeyField:
         return 8 * n_bytes(self.width) - self.width
 
     def _param(self, value: int, extra: int) -> ir.MatchParam:
-        """`extra`: the mask, or the end of a range."""
+        """The switch's match parameter. `extra`: the mask, or the end of a range."""
         if self.kind in ("exact", "valid"):
             return ir.MatchParam(self.kind, value)
         if self.kind == "lpm":
@@ -86,7 +86,7 @@ class KeyField:
         return ir.MatchParam(self.kind, value, extra)
 
     def encode(self, param: ir.MatchParam) -> v1.FieldMatch | None:
-        """The reverse of `decode`."""
+        """The inverse of `decode`."""
         match = v1.FieldMatch(field_id=self.number)
         if self.match == EXACT:
             match.exact.value = encode(param.value)
@@ -110,8 +110,9 @@ class KeyField:
 
 @dataclass(frozen=True)
 class Key:
-    """A table's whole key, in the order of the switch's. `top`: the priority in P4Runtime of BMv2's priority 0; it is
-    HIGHEST except in const tables, where P4Runtime counts down to 1. `has_priorities`: whether entries need one."""
+    """A table's whole key, in the switch's order. `top`: the P4Runtime priority that corresponds to BMv2's priority 0;
+    it is HIGHEST except in const tables, where P4Runtime counts down to 1. `has_priorities`: whether entries need a
+    priority."""
 
     table: str
     fields: tuple[KeyField, ...]
@@ -123,7 +124,7 @@ class Key:
         return any(field.match in (TERNARY, RANGE, OPTIONAL) for field in self.fields)
 
     def decode(self, matches: Sequence[v1.FieldMatch]) -> list[ir.MatchParam]:
-        """A key. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+        """Decode a key. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
         by_number = {match.field_id: match for match in matches}
         if len(by_number) != len(matches):
             raise refuse("INVALID_ARGUMENT", f"table {self.table}: a field occurs twice")
@@ -133,12 +134,12 @@ class Key:
         return [field.decode(by_number.get(field.number)) for field in self.fields]
 
     def encode(self, params: Sequence[ir.MatchParam]) -> list[v1.FieldMatch]:
-        """The reverse of `decode`; by ascending number."""
+        """The inverse of `decode`; fields by ascending number."""
         matches = [field.encode(param) for field, param in zip(self.fields, params, strict=True)]
         return sorted((match for match in matches if match is not None), key=lambda match: match.field_id)
 
     def priority_in(self, priority: int) -> int:
-        """BMv2's priority. Raises INVALID_ARGUMENT."""
+        """Convert to BMv2's priority. Raises INVALID_ARGUMENT."""
         if not self.has_priorities:
             if priority:
                 raise refuse("INVALID_ARGUMENT", f"table {self.table} has no priorities: it must be 0, not {priority}")
@@ -148,5 +149,5 @@ class Key:
         return self.top - priority
 
     def priority_out(self, priority: int) -> int:
-        """P4Runtime's priority."""
+        """Convert to P4Runtime's priority."""
         return self.top - priority if self.has_priorities else 0

@@ -1,7 +1,7 @@
 """A pipeline: a program, its P4Info, and the switch's objects by P4Info's numbers.
 
-Names are the same on both sides, as p4c assigns them. P4Info is made before p4c's optimizer runs, so that it may have
-objects that the program has lost: these are left out, and requests for them are refused.
+Names are the same on both sides, as p4c assigns them. P4Info is generated before p4c's optimizer runs, so it may
+contain objects that were removed from the program: these are left out, and requests for them are rejected.
 """
 
 import json
@@ -29,11 +29,11 @@ log = logs.of("switchml.bmv2")
 T = TypeVar("T")
 
 _DEVICE_DATA = 3
-"""The number of the JSON's field in p4.tmp.P4DeviceConfig, in which older controllers wrap it."""
+"""Field number of the JSON in p4.tmp.P4DeviceConfig, a wrapper used by older controllers."""
 
 
 def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
-    """The program of a config: BMv2 JSON, bare or in a P4DeviceConfig. Raises INVALID_ARGUMENT."""
+    """Load the program of a config: BMv2 JSON, bare or in a P4DeviceConfig. Raises INVALID_ARGUMENT."""
     data = config.p4_device_config
     if not data.lstrip().startswith(b"{"):
         try:
@@ -54,8 +54,8 @@ def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
 
 
 class Pipeline:
-    """`config` as received; `state` is that of its program. `notify` is called with messages for the primary
-    controllers, `ports_up` gives the ports that are up. Raises INVALID_ARGUMENT if P4Info and program do not match."""
+    """`config` as received; `state` of its program. `notify` is called with messages for the primary controllers,
+    `ports_up` returns the ports that are up. Raises INVALID_ARGUMENT if P4Info and program do not match."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Pipeline:
         return bound
 
     def pick(self, bound: dict[int, T], number: int, sort: str) -> list[T]:
-        """The objects that a number selects: one, or with 0 all. Raises INVALID_ARGUMENT."""
+        """The objects that a number selects: one, or all if it is 0. Raises INVALID_ARGUMENT."""
         return [self.one(bound, number, sort)] if number else list(bound.values())
 
     def one(self, bound: dict[int, T], number: int, sort: str) -> T:
-        """The object with a number. Raises INVALID_ARGUMENT, as PI does for ids that the P4Info has not."""
+        """The object with a number. Raises INVALID_ARGUMENT, as PI does for ids that are not in P4Info."""
         if not number:
             raise refuse("INVALID_ARGUMENT", f"which {sort}? Its id is 0")
         if number not in bound:
@@ -127,7 +127,7 @@ class Pipeline:
         return Key(table.name, tuple(key), max(priorities, default=0) + 1 if table.is_immutable else HIGHEST)
 
     def actions_of(self, owner: ActionOwner, refs: Iterable[info.ActionRef], name: str) -> Actions:
-        """Those actions of a table or profile to which P4Info refers."""
+        """The actions of a table or profile to which P4Info refers."""
         actions = {}
         for ref in refs:
             item = self.actions.get(ref.id)
@@ -154,7 +154,7 @@ class Pipeline:
 
 
 def _check_width(what: str, declared: info.MatchField | info.Action.Param, width: int) -> None:
-    """Compare a width with P4Info's. A translated type may have another one; values are passed unchanged."""
+    """Compare a width with P4Info's. A translated type may have a different width; values are passed unchanged."""
     type_name = declared.type_name.name
     if declared.bitwidth == width or (declared.bitwidth and type_name):
         return

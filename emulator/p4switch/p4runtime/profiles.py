@@ -1,7 +1,7 @@
-"""Action profiles: members, groups, and the one-shot form, a group with its members in a table entry (section
-"ActionProfileMember & ActionProfileGroup").
+"""Action profiles: members, groups, and one-shots, groups that are specified with their members in a table entry
+(section "ActionProfileMember & ActionProfileGroup").
 
-A controller numbers members and groups itself; the switch has handles. Those of a one-shot have no number.
+Members and groups have numbers chosen by the controller, and handles in the switch. Those of a one-shot have no number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from switchml.control.p4runtime_protos import info, v1
 @dataclass(eq=False)
 class Group:
     """A group's handle and the controller's message, which for a one-shot is the entry's action set. `watched`: handles
-    of members to the ports that they watch. `members`: a one-shot's, which no other group has."""
+    of members → the ports that they watch. `members`: of a one-shot, which are in no other group."""
 
     handle: int
     message: v1.ActionProfileGroup | v1.ActionProfileActionSet
@@ -28,8 +28,8 @@ class Group:
 
 @dataclass
 class Profile:
-    """An action profile on both sides: `members` by P4Runtime's number to the switch's handle, `groups` by
-    P4Runtime's number. `one_shots`: those that entries hold."""
+    """An action profile in P4Runtime and in the switch. `members`: P4Runtime's number → the switch's handle; `groups`:
+    by P4Runtime's number. `one_shots`: groups created by entries."""
 
     item: info.ActionProfile
     profile: ActionProfile
@@ -45,23 +45,23 @@ class Profile:
         self.groups = {number: group for number, group in self.groups.items() if group.handle in self.profile.groups}
 
     def member(self, number: int) -> int:
-        """A member's handle. Raises NOT_FOUND."""
+        """Handle of a member. Raises NOT_FOUND."""
         if number not in self.members:
             raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no member {number}")
         return self.members[number]
 
     def group(self, number: int) -> Group:
-        """Raises NOT_FOUND."""
+        """A group by number. Raises NOT_FOUND."""
         if number not in self.groups:
             raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no group {number}")
         return self.groups[number]
 
     def number_of_member(self, handle: int) -> int:
-        """P4Runtime's number, or 0 if it has none."""
+        """P4Runtime's number of a member, or 0 if it has none."""
         return next((number for number, member in self.members.items() if member == handle), 0)
 
     def number_of_group(self, handle: int) -> int:
-        """P4Runtime's number, or 0 if it has none."""
+        """P4Runtime's number of a group, or 0 if it has none."""
         return next((number for number, group in self.groups.items() if group.handle == handle), 0)
 
     def check_weight(self, weight: int) -> int:
@@ -75,12 +75,12 @@ class Profile:
         return weight
 
     def size_of(self, weights: Sequence[int]) -> int:
-        """The size of a group whose members have these weights."""
+        """Size of a group whose members have these weights."""
         by_members = self.item.WhichOneof("selector_size_semantics") == "sum_of_members"
         return len(weights) if by_members else sum(weights)
 
     def new_one_shot(self, message: v1.ActionProfileActionSet) -> Group:
-        """An action set's members and group, or nothing (section "One Shot Action Selector Programming")."""
+        """Create an action set's members and group, all or nothing (section "One Shot Action Selector Programming")."""
         name = self.profile.name
         if not self.profile.has_selector:
             raise refuse("INVALID_ARGUMENT", f"action profile {name} has no selector, so it takes no action sets")
@@ -110,7 +110,7 @@ class Profile:
         return self.one_shots[-1]
 
     def remove(self, one_shot: Group) -> None:
-        """Release the group and members of an action set, but for those that were removed, or are used, by Thrift."""
+        """Delete the group and members of an action set, except those removed or used through Thrift."""
         self.one_shots.remove(one_shot)
         group = self.profile.groups.get(one_shot.handle)
         if group is not None and not group.uses:
@@ -121,7 +121,7 @@ class Profile:
                 self.profile.delete_member(handle)
 
     def follow_ports(self) -> None:
-        """Exclude members from their groups' choices while the port that they watch is down."""
+        """Exclude members from the selection in their groups while the port that they watch is down."""
         watching = [group for group in (*self.groups.values(), *self.one_shots) if group.watched]
         up = self.pipeline.ports_up() if watching else set()
         for group in watching:
@@ -131,7 +131,7 @@ class Profile:
 
 
 def watched_port(member: v1.ActionProfileGroup.Member | v1.ActionProfileAction) -> int | None:
-    """The port that a member watches. Raises INVALID_ARGUMENT."""
+    """The port that a member watches, or None. Raises INVALID_ARGUMENT."""
     kind = member.WhichOneof("watch_kind")
     if kind == "watch_port":
         return decode(member.watch_port, 32, "a watched port") if member.watch_port else None
@@ -139,7 +139,7 @@ def watched_port(member: v1.ActionProfileGroup.Member | v1.ActionProfileAction) 
 
 
 class Profiles:
-    """Answers for all action profiles of a pipeline."""
+    """Handles requests for all action profiles of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -147,13 +147,13 @@ class Profiles:
         self._of = {profile.profile.name: profile for profile in self.by_number.values()}
 
     def _profile(self, item: info.ActionProfile, profile: ActionProfile) -> Profile:
-        """A profile's actions are those of its tables."""
+        """Bind a profile; its actions are those of its tables."""
         tables = [table for table in self.pipeline.p4info.tables if table.preamble.id in item.table_ids]
         refs = {ref.id: ref for table in tables for ref in table.action_refs}
         return Profile(item, profile, self.pipeline.actions_of(profile, refs.values(), profile.name), self.pipeline)
 
     def of(self, profile: ActionProfile | None) -> Profile | None:
-        """The profile of a table. Raises INVALID_ARGUMENT if P4Info has none for it."""
+        """The profile of a table. Raises INVALID_ARGUMENT if P4Info does not contain it."""
         if profile is None:
             return None
         if profile.name not in self._of:
@@ -237,8 +237,8 @@ class Profiles:
 
     @staticmethod
     def _members(profile: Profile, entry: v1.ActionProfileGroup) -> tuple[dict[int, int], dict[int, int]]:
-        """(handle → weight, handle → port that it watches) of a group's members. As for BMv2's server, a max_size of 0
-        stands for the profile's max_group_size, or for no limit."""
+        """(handle → weight, handle → watched port) of a group's members. As in BMv2's server, a max_size of 0 stands
+        for the profile's max_group_size, or for no limit."""
         limit = profile.item.max_group_size
         if entry.max_size < 0 or 0 < limit < entry.max_size:
             most = f"0 to {limit}" if limit else "0 or more"
@@ -258,7 +258,7 @@ class Profiles:
         return weights, watched
 
     def follow_ports(self) -> None:
-        """Follow the state of the ports that members watch."""
+        """Update all profiles to the current state of the ports that members watch."""
         for profile in self.by_number.values():
             profile.follow_ports()
 

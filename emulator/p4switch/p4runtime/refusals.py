@@ -1,4 +1,4 @@
-"""Refusals: P4Runtime's canonical error codes (those of gRPC), and those for the state's own errors."""
+"""Errors: P4Runtime's canonical codes (those of gRPC), and their mapping from the state's own errors."""
 
 from dataclasses import dataclass
 
@@ -24,16 +24,16 @@ _CODES = {
     "PERMISSION_DENIED": ("IMMUTABLE_TABLE_ENTRIES", "DEFAULT_ACTION_IS_CONST", "DEFAULT_ENTRY_IS_CONST"),
     "RESOURCE_EXHAUSTED": ("TABLE_FULL",),
 }  # fmt: skip
-"""Canonical codes → codes of the state's errors; the others are INVALID_ARGUMENT."""
+"""Canonical codes → codes of the state's errors; all others map to INVALID_ARGUMENT."""
 
 
 def refuse(code: str, message: str) -> ControlError:
-    """An error with the canonical code `code`."""
+    """Create an error with the canonical code `code`."""
     return ControlError(OPERATION, code, message)
 
 
 def check_presence(kind: int, is_there: bool, what: str) -> None:
-    """Refuse to insert what exists, and to modify or delete what doesn't."""
+    """Reject an insert of an existing object, and a modify or delete of a missing one."""
     if kind == INSERT and is_there:
         raise refuse("ALREADY_EXISTS", f"{what} exists already")
     if kind != INSERT and not is_there:
@@ -41,7 +41,7 @@ def check_presence(kind: int, is_there: bool, what: str) -> None:
 
 
 def status_code(error: SwitchMLError) -> grpc.StatusCode:
-    """The canonical code of an error."""
+    """Canonical code of an error."""
     if isinstance(error, ControlError) and error.operation == OPERATION:
         return grpc.StatusCode[error.code]
     code = getattr(error, "code", "")
@@ -50,7 +50,7 @@ def status_code(error: SwitchMLError) -> grpc.StatusCode:
 
 @dataclass(frozen=True)
 class BatchStatus(grpc.Status):
-    """grpc's Status with details."""
+    """An implementation of grpc's Status with details."""
 
     code: grpc.StatusCode
     details: str
@@ -58,8 +58,8 @@ class BatchStatus(grpc.Status):
 
 
 def batch_status(errors: list[SwitchMLError | None]) -> BatchStatus:
-    """The status of a call some of whose updates failed, from the outcomes of all in order: UNKNOWN, with a p4.v1.Error
-    for each (section "Error Reporting" of the Write RPC)."""
+    """Status of a call with failed updates, from the outcomes of all updates in order: UNKNOWN, with a p4.v1.Error for
+    each (section "Error Reporting" of the Write RPC)."""
     failed = [f"update {number}: {error}" for number, error in enumerate(errors) if error is not None]
     text = failed[0] if len(failed) == 1 else f"{len(failed)} updates failed; {failed[0]}"
     status = Status(code=grpc.StatusCode.UNKNOWN.value[0], message=text)

@@ -1,7 +1,7 @@
 """Multicast groups and clone sessions (section "PacketReplicationEngineEntry").
 
-A group has a node for each replica id, as from BMv2's own server. A clone session is a mirroring session onto a
-multicast group of its own, with an id from 2^15 on.
+A group has a node for each replica id, as with BMv2's own server. A clone session is a mirroring session to its own
+multicast group, with an id of 2^15 or above.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -15,7 +15,7 @@ from emulator.p4switch.state.replication import MAX_PORTS, MAX_SESSION
 from switchml.control.p4runtime_protos import v1
 
 FIRST_RESERVED = 1 << 15
-"""Multicast groups from here on belong to clone sessions."""
+"""Multicast groups with this id or above belong to clone sessions."""
 MAX_INSTANCE = (1 << 16) - 1
 """v1model's egress_rid has 16 bits."""
 
@@ -23,7 +23,8 @@ GROUP, SESSION = "multicast_group_entry", "clone_session_entry"
 
 
 class ReplicationEngine:
-    """`entries`: the controller's messages by sort and number; `_nodes`: the switch's handles by group."""
+    """Handles requests for multicast groups and clone sessions. `entries`: the controller's messages by sort and
+    number; `_nodes`: the switch's handles by group."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -34,7 +35,7 @@ class ReplicationEngine:
         self._placed: dict[int, dict[int, list[int]]] = {}
 
     def follow_ports(self) -> None:
-        """Choose again among replicas and their backups by the state of ports."""
+        """Reselect among replicas and their backups by the current state of ports."""
         entries = [(number, entry) for number, entry in self.entries[GROUP].items()]
         entries += [(FIRST_RESERVED + number, entry) for number, entry in self.entries[SESSION].items()]
         for group, entry in entries:
@@ -48,7 +49,7 @@ class ReplicationEngine:
         return _ports_by_instance(replicas, self.pipeline.ports_up() if has_backups else set())
 
     def _identify(self, entry: v1.PacketReplicationEngineEntry) -> tuple[str, Any, int]:
-        """(GROUP or SESSION, the message of a group or session, its number)."""
+        """(GROUP or SESSION, the message of a group or session, its number) of an entry."""
         sort = entry.WhichOneof("type")
         if sort not in self.entries:
             raise refuse("INVALID_ARGUMENT", "neither a multicast group nor a clone session")
@@ -69,7 +70,7 @@ class ReplicationEngine:
         check_presence(kind, number in self.entries[sort], f"{name} {number}")
         group = number if sort == GROUP else FIRST_RESERVED + number
         if kind == DELETE:
-            if sort == SESSION and number in self.mirroring.sessions:  # else it was removed through Thrift
+            if sort == SESSION and number in self.mirroring.sessions:  # otherwise it was removed through Thrift
                 self.mirroring.delete(number)
             self._remove(group)
             del self.entries[sort][number]
@@ -108,7 +109,7 @@ class ReplicationEngine:
 
 def _ports_by_instance(replicas: Sequence[v1.Replica], up: Set[int]) -> dict[int, list[int]]:
     """Instance → ports, in the order of the replicas. Of a replica and its backups, the first whose port is up is used,
-    and the replica itself if none is. Raises INVALID_ARGUMENT."""
+    or the replica itself if none is up. Raises INVALID_ARGUMENT."""
     primaries: set[tuple[int, int]] = set()
     ports_of: dict[int, list[int]] = {}
     for replica in replicas:

@@ -28,16 +28,16 @@ from switchml.errors import ConfigError, ControlError, SwitchMLError
 log = logs.of("switchml.bmv2")
 
 MAX_MESSAGE_BYTES = 256 << 20
-"""The largest request: programs can be large."""
+"""Maximum request size; programs can be large."""
 ANSWER_BYTES = 1 << 20
-"""The approximate size of a read's messages; gRPC's clients refuse messages above 4 MiB."""
+"""Approximate size of a read's messages; gRPC clients reject messages above 4 MiB."""
 TICK_S = 0.05
-"""How often idle entries, old digests and the state of ports are checked."""
+"""Interval of checks for idle entries, expired digest acknowledgements and the state of ports."""
 
 
 def credentials(key: str, certificate: str, authority: str | None, require_clients: bool) -> grpc.ServerCredentials:
-    """For TLS, from the paths of PEM files. `require_clients`: only clients with a certificate of `authority` may
-    connect. Raises ConfigError."""
+    """TLS credentials from the paths of PEM files. `require_clients`: only clients with a certificate of `authority`
+    may connect. Raises ConfigError."""
 
     def pem(option: str, path: str) -> bytes:
         try:
@@ -50,9 +50,10 @@ def credentials(key: str, certificate: str, authority: str | None, require_clien
 
 
 class P4RuntimeServer:
-    """Listens for `device` on `address` until `close`: HOST:PORT (port 0: any, `port` then says which), or unix:PATH, a
-    socket that only this user can connect to. Frames for the port `cpu_port`, if it is given, go to the primary
-    controllers; with `credentials`, controllers speak TLS. Raises ConfigError if the address is not available."""
+    """A P4Runtime server for `device` on `address` until `close`: HOST:PORT (port 0: any free port, reported by
+    `port`), or unix:PATH, a socket that only the current user can connect to. Frames for the port `cpu_port`, if given,
+    are sent to the primary controllers; with `credentials`, controllers use TLS. Raises ConfigError if the address is
+    not available."""
 
     def __init__(
         self,
@@ -65,15 +66,15 @@ class P4RuntimeServer:
         self.cpu_port = cpu_port
         self.controllers = Controllers(device.device_id)
         self.configs = Configs(device, self.controllers.to_primaries)
-        self._order = threading.RLock()  # one write, config or arbitration at a time
+        self._order = threading.RLock()  # serializes writes, configs and arbitration
         self._closed = threading.Event()
-        # A stream takes a thread as long as it lasts; the others serve the other calls.
+        # A stream occupies a thread for its lifetime; the other threads serve the other calls.
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_STREAMS + 16, "p4runtime"),
             options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         )
         self._server.add_generic_rpc_handlers((rpc.handler(protos.SERVICE, self, _guarded, _malformed),))
-        before = os.umask(0o177)  # for a Unix socket
+        before = os.umask(0o177)  # permissions of a Unix socket
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -103,13 +104,13 @@ class P4RuntimeServer:
             raise refuse("NOT_FOUND", f"there is no device {device_id}, this is {self.device.device_id}")
 
     def Capabilities(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """The version of the API."""
+        """Version of the API."""
         if request.device_id:
             self._check_device(request.device_id)
         return v1.CapabilitiesResponse(p4runtime_api_version=protos.VERSION)
 
     def SetForwardingPipelineConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Check, save or run a program."""
+        """Check, save or activate a program."""
         self._check_device(request.device_id)
         with self._order:
             self.controllers.check_primary(request)
@@ -137,7 +138,7 @@ class P4RuntimeServer:
         return v1.WriteResponse()
 
     def Read(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        """Entities, in messages of limited size."""
+        """Read entities, in messages of limited size."""
         self._check_device(request.device_id)
         with self._order:
             entities = self.configs.entities().read(request.entities)
@@ -152,7 +153,7 @@ class P4RuntimeServer:
             yield response
 
     def StreamChannel(self, requests: Iterable[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        """A controller's stream, as long as it is connected."""
+        """A controller's stream, for as long as it is connected."""
         stream = Stream()
         self.controllers.add(stream)
         try:
@@ -186,7 +187,7 @@ class P4RuntimeServer:
         stream.close(error)
 
     def _take(self, stream: Stream, request: v1.StreamMessageRequest) -> None:
-        """Handle a message other than arbitration; the stream gets errors (section "Stream Error Reporting")."""
+        """Handle a message other than arbitration; errors are sent on the stream (section "Stream Error Reporting")."""
         try:
             if not self.controllers.is_primary(stream):
                 raise refuse("PERMISSION_DENIED", "only the primary controller may send this")
@@ -209,7 +210,7 @@ class P4RuntimeServer:
         self.device.take([(self.cpu_port, ControllerHeader.of(p4info, PACKET_OUT).join(packet))])
 
     def _packet_in(self, frame: bytes) -> None:
-        """Called while packets pass."""
+        """Send a packet-in. Called during packet processing."""
         running = self.configs.running
         if running is None:
             return
@@ -220,7 +221,7 @@ class P4RuntimeServer:
         else:
             self.controllers.to_primaries(v1.StreamMessageResponse(packet=packet))
 
-    # Time
+    # Timer
 
     def _run_timer(self) -> None:
         while not self._closed.wait(TICK_S):
@@ -256,7 +257,7 @@ def _malformed(peer: str) -> None:
 
 
 def _guarded(method: MethodDescriptor, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call whose errors become gRPC's."""
+    """Wrap a call so that its errors become gRPC errors."""
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
         with _aborting(context):
@@ -275,7 +276,7 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
         yield
     except Exception as error:
         if context.code() is not None:  # type: ignore[attr-defined]  # types-grpcio lacks it
-            raise  # it was aborted already, with a status of its own
+            raise  # it was already aborted with its own status
         if isinstance(error, SwitchMLError):
             log.debug("P4Runtime: %s", error)
             context.abort(status_code(error), str(error))

@@ -24,7 +24,7 @@ from switchml.errors import ControlError
 
 @dataclass
 class Extra:
-    """The properties of an entry that the switch does not store."""
+    """Properties of an entry that the switch does not store."""
 
     metadata: bytes = b""
     controller_metadata: int = 0
@@ -34,8 +34,8 @@ class Extra:
 
 @dataclass
 class Table:
-    """A table on both sides. `counter`, `meter`: those that are attached to its entries, P4Info's object with the array
-    of their cells. `extras` by handle; None stands for the default entry."""
+    """A table in P4Runtime and in the switch. `counter`, `meter`: the direct ones, P4Info's object with the array of
+    their cells. `extras` by handle; the key None stands for the default entry."""
 
     number: int
     table: MatchTable
@@ -55,14 +55,14 @@ class Table:
 
     @property
     def ages(self) -> bool:
-        """Whether entries have idle time-outs."""
+        """Whether entries have idle timeouts."""
         return self.table.table.support_timeout
 
     def lacks(self, sort: str) -> ControlError:
         return refuse("INVALID_ARGUMENT", f"table {self.name} has no direct {sort}")
 
     def remove(self, one_shot: Group | None) -> None:
-        """Release the group of an entry that had an action set, or None."""
+        """Release the group of an entry's action set, if any."""
         if one_shot is not None and self.profile is not None:
             self.profile.remove(one_shot)
 
@@ -77,7 +77,7 @@ class Table:
             raise
 
     def key_of(self, entry: Entry) -> v1.TableEntry:
-        """A message with the identity of an entry."""
+        """A message with an entry's table, key and priority."""
         message = v1.TableEntry(table_id=self.number, priority=self.key.priority_out(entry.priority))
         message.match.extend(self.key.encode(entry.match))
         return message
@@ -97,7 +97,7 @@ class Table:
 
 
 class Tables:
-    """Answers for all tables of a pipeline."""
+    """Handles requests for all tables of a pipeline."""
 
     def __init__(self, pipeline: Pipeline, profiles: Profiles) -> None:
         self.pipeline = pipeline
@@ -153,7 +153,7 @@ class Tables:
             arrays.from_config(entry.meter_config, table.meter[0].spec)
 
     def _put(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
-        """Insert or modify an entry. When one is modified without an action, only its other properties change."""
+        """Insert or modify an entry. Modification without an action changes only the other properties."""
         one_shot = before = None
         if kind == INSERT:
             match, priority = table.key.decode(entry.match), table.key.priority_in(entry.priority)
@@ -182,7 +182,7 @@ class Tables:
         table.remove(table.extras.pop(handle, Extra()).one_shot)
 
     def _set_properties(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: Group | None) -> None:
-        """Set an entry's properties besides its target."""
+        """Set an entry's properties other than its target."""
         if entry.HasField("counter_data"):
             table.table.write_counter(handle, *arrays.counts(entry.counter_data))
         if table.meter is not None:
@@ -211,7 +211,7 @@ class Tables:
         raise refuse("INVALID_ARGUMENT", f"table {table.name} has an action profile: it can't take {kind}")
 
     def _write_default(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
-        """Section "Default Entry"."""
+        """Modify the default entry (section "Default Entry")."""
         if kind != MODIFY:
             raise refuse("INVALID_ARGUMENT", f"the default entry of table {table.name} can only be modified")
         if entry.match or entry.priority or entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
@@ -231,7 +231,7 @@ class Tables:
     # Read
 
     def read(self, pattern: v1.TableEntry) -> Iterator[v1.Entity]:
-        """All entries that `pattern` selects; with the table id 0, all entries of all tables."""
+        """All entries that `pattern` selects; with table id 0, all entries of all tables."""
         for table in self.pipeline.pick(self.by_number, pattern.table_id, "table"):
             messages: Iterable[v1.TableEntry]
             if pattern.is_default_action:
@@ -280,7 +280,7 @@ class Tables:
 
     @staticmethod
     def _describe(table: Table, message: v1.TableEntry, target: Target, extra: Extra) -> None:
-        """Write an entry's target and stored properties. A member or group that Thrift created reads as 0."""
+        """Write an entry's target and stored properties. A member or group created through Thrift reads as 0."""
         message.metadata, message.controller_metadata = extra.metadata, extra.controller_metadata
         if extra.one_shot is not None:
             message.action.action_profile_action_set.CopyFrom(extra.one_shot.message)
@@ -293,10 +293,10 @@ class Tables:
         else:
             message.action.action_profile_group_id = table.profile.number_of_group(target.group)
 
-    # Idle time-outs
+    # Idle timeouts
 
     def newly_idle(self) -> list[v1.TableEntry]:
-        """Entries whose time-out has run out, once more, since the last call (section "Table idle timeout
+        """Entries whose timeout has expired, or expired again, since the last call (section "Table idle timeout
         notification")."""
         return [
             self._message(table, table.table.entry(handle), v1.TableEntry())
@@ -307,7 +307,7 @@ class Tables:
 
 
 class DirectCells(Generic[CellsT]):
-    """Answers for the direct counters or meters of `tables`; `cells` translates them."""
+    """Handles requests for the direct counters or meters of `tables`; `cells` translates them."""
 
     def __init__(self, tables: Tables, cells: arrays.CellArrays[CellsT]) -> None:
         self.tables = tables
@@ -336,7 +336,7 @@ class DirectCells(Generic[CellsT]):
         self.cells.write_cells(item, array, range(index, index + 1), entry)
 
     def read(self, pattern: Any) -> Iterator[v1.Entity]:
-        """The cells of the table entries that a pattern selects."""
+        """Read the cells of the table entries that a pattern selects."""
         self.cells.check(pattern)
         key = pattern.table_entry
         for table in [self._table(key)[0]] if key.table_id else self.tables.by_number.values():

@@ -1,6 +1,6 @@
-"""The path of a packet through the switch, written once for both engines.
+"""The path of a packet through the switch, implemented once for both engines.
 
-`v1model` is simple_switch's path and `psa` is psa_switch's, each to be read from the top down; `traffic_manager` is
-what lies between ingress and egress in both. They know a packet only through the operations of `engine`, and its fields
-by the numbers of `fields`. The interpreter calls these functions as they stand, and engine/kernels.py compiles them.
+`v1model` is simple_switch's path and `psa` is psa_switch's, each to be read from the top down; `traffic_manager` is the
+stage between ingress and egress in both. They access a packet only through the operations of `engine`, and its fields
+by the numbers of `fields`. The interpreter calls these functions directly, and engine/kernels.py compiles them.
 """

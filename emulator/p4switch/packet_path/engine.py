@@ -1,6 +1,6 @@
-"""What an engine is: `Engine` as a switch sees it, frames in and frames out, and `Operations`, what the packet path
-does with one packet. The interpreter has both as methods; of the compiled engine, the operations are kernels of the
-same names, whose first argument is the address of its plan (engine/kernels.py)."""
+"""The interfaces of an engine: `Engine`, which a switch uses, with frames as input and output, and `Operations`, the
+packet path's operations on one packet. The interpreter implements both as methods; in the compiled engine, the
+operations are kernels of the same names, whose first argument is the address of its plan (engine/kernels.py)."""
 
 import ctypes
 from abc import ABC, abstractmethod
@@ -12,17 +12,17 @@ import numpy as np
 from emulator.p4switch.program import ir
 
 P = TypeVar("P")
-"""A packet: an object of the interpreter, the address of its headers in the compiled engine."""
+"""A packet: an object in the interpreter, the address of its headers in the compiled engine."""
 
 SLACK = 64
-"""Bytes behind each block of memory, for loads that reach beyond it."""
+"""Extra bytes after each memory block, for loads that read beyond its end."""
 
 Sent = list[tuple[int, bytes]]
-"""(port, frame) of frames that leave, in order."""
+"""(port, frame) of outgoing frames, in order."""
 
 
 class Block(NamedTuple):
-    """A programmable block: its kind, and its name in v1model's and in PSA's programs ("": there is none)."""
+    """A programmable block: its kind, and its name in v1model and PSA programs ("": none)."""
 
     kind: str
     v1model: str
@@ -37,7 +37,7 @@ BLOCKS = (
     Block("pipelines", "egress", "egress"),
     Block("deparsers", "deparser", "egress_deparser"),
 )
-"""All blocks, in the order in which a packet passes them; their numbers are these."""
+"""All blocks, in the order in which a packet passes them; a block's number is its index."""
 INGRESS_PARSER, INGRESS, INGRESS_DEPARSER, EGRESS_PARSER, EGRESS, EGRESS_DEPARSER = range(len(BLOCKS))
 
 
@@ -51,8 +51,8 @@ def blocks_of(program: ir.Program) -> list[ir.Parser | ir.Pipeline | ir.Deparser
 
 
 class Record(NamedTuple):
-    """A frame that leaves, as `Engine.process` describes it: columns of an int64 array. `source` is the number of the
-    frame that came in."""
+    """An outgoing frame in `Engine.process`: columns of an int64 array. `source` is the number of the
+    received frame."""
 
     port: int
     address: int
@@ -61,39 +61,41 @@ class Record(NamedTuple):
 
 
 class Engine(ABC):
-    """What moves packets through a program. Made from (state, drop_port, n_priorities, seed). The switch's lock is held
-    during all calls."""
+    """Processes packets with a program. Constructed with (state, drop_port, n_priorities, seed). The switch's lock is
+    held during all calls."""
 
     @abstractmethod
     def receive(self, port: int, data: bytes) -> Sent:
-        """Take a frame in; returns what leaves now. Raises ProgramAbort, also the other methods."""
+        """Receive a frame; returns the frames that leave now. Raises ProgramAbort, as do the other methods."""
 
     @abstractmethod
     def poll(self) -> Sent:
-        """The frames that leave now without anything coming in: those of queues with a rate."""
+        """Frames that leave now without input: those of rate-limited queues."""
 
     @abstractmethod
     def next_us(self) -> float | None:
-        """When `poll` will next return something, on the switch's clock; None if nothing waits."""
+        """Time at which `poll` will next return frames, on the switch's clock; None if no packet waits."""
 
     def process(
         self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, send: Callable[[np.ndarray], None]
     ) -> None:
-        """Take a batch of frames in, one after the other: int64 arrays of ports, addresses of the bytes, and lengths.
-        `send` is called with what leaves, in order, as often as there is something: (n, 4) int64, whose columns Record
-        names. The bytes stay at their addresses until it returns, and those that came in until this does.
+        """Receive a batch of frames, one after the other: int64 arrays of ports, addresses of the bytes, and lengths.
+        `send` is called with outgoing frames, in order, as often as there are any: (n, 4) int64 with the columns of
+        Record. Outgoing bytes stay valid until `send` returns, and incoming ones must stay valid until this method
+        returns.
 
-        The compiled engine keeps a batch in one kernel; here, frames pass one by one."""
+        The compiled engine processes a batch in one kernel; here, frames are processed one by one."""
         for source, (port, data) in enumerate(frames_at(ports, addresses, lengths)):
             sent = self.receive(port, data)
             if sent:
                 bytes_sent, records = as_records(sent, source)
                 send(records)
-                del bytes_sent  # until now, records hold its address
+                del bytes_sent  # kept alive until here, as records contain its address
 
 
 def as_records(sent: Sent, source: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(the bytes of frames, Records that say where each lies in them). Kernels may read a bit beyond the last one."""
+    """(the bytes of frames, Records with the location of each in them). Kernels may read slightly beyond the last
+    frame."""
     data = np.frombuffer(b"".join(frame for _, frame in sent) + bytes(SLACK), dtype=np.uint8)
     lengths = np.array([len(frame) for _, frame in sent], dtype=np.int64)
     ports = np.array([port for port, _ in sent], dtype=np.int64)
@@ -102,116 +104,115 @@ def as_records(sent: Sent, source: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frames_at(ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, bytes]]:
-    """(port, frame) of frames that lie somewhere in memory."""
+    """(port, frame) of frames at memory addresses."""
     for port, address, length in zip(ports.tolist(), addresses.tolist(), lengths.tolist(), strict=True):
         yield port, ctypes.string_at(address, length)
 
 
 class Operations(Protocol[P]):
-    """What the packet path asks of an engine. One packet at a time is worked on; others wait in queues, are on their
-    way back to ingress, or are set aside."""
+    """Operations of an engine that the packet path uses. One packet is processed at a time; others wait in queues, are
+    returning to ingress, or are set aside."""
 
     def now(self) -> int:
-        """µs on the switch's clock."""
+        """Time in µs on the switch's clock."""
 
     def drop_port(self) -> int:
-        """The egress_spec of packets to drop."""
+        """The egress_spec of dropped packets."""
 
     def n_priorities(self) -> int:
-        """Queues of each port."""
+        """Number of queues per port."""
 
     # Blocks
 
     def parse(self, packet: P, block: int) -> bool:
-        """Run a parser; False if the packet is to be dropped, as for all blocks, because the block does not end, or
-        because the program aborts the switch."""
+        """Run a parser. Returns False if the packet must be dropped, which applies to all blocks: because the block
+        does not terminate, or because the program aborts the switch."""
 
     def run(self, packet: P, block: int) -> bool:
         """Run a pipeline of tables and actions."""
 
     def deparse(self, packet: P, block: int) -> bool:
-        """Update checksums and put the valid headers before the payload: these are the packet's bytes from now on."""
+        """Update checksums and prepend the valid headers to the payload: the result replaces the packet's bytes."""
 
     def learn(self, packet: P) -> None:
         """Send the digest that the packet requests."""
 
-    # A packet
+    # Packets
 
     def get(self, packet: P, field: int) -> int:
         """A field or register, by its number in `fields`."""
 
     def set(self, packet: P, field: int, value: int) -> None:
-        """Store what fits the field."""
+        """Store into a field or register, truncated to its width."""
 
     def keep_fields(self, packet: P, source: P, field_list: int) -> None:
-        """Set the metadata to 0, except for the fields of a list, which come from another packet."""
+        """Set the metadata to 0, except for the fields of a list, which are copied from another packet."""
 
     def reset_metadata(self, packet: P) -> None:
         """Set all metadata to 0."""
 
     def strip(self, packet: P) -> None:
-        """Make all headers invalid: the packet's bytes are about to be parsed."""
+        """Make all headers invalid, before the packet's bytes are parsed."""
 
-    # More packets
+    # Copies of packets
 
     def set_aside(self, packet: P) -> P:
-        """Put the packet aside, to work on a copy of it; what `unparsed` and `duplicate` take."""
+        """Set the packet aside, to process a copy of it; the result is the argument of `unparsed` and `duplicate`."""
 
     def unparsed(self, aside: P) -> P:
-        """A packet of the same bytes, of which nothing is parsed. The metadata is 0, or with stale fields that of an
-        earlier packet."""
+        """A packet with the same bytes, unparsed. The metadata is 0, or with stale fields that of an earlier packet."""
 
     def duplicate(self, aside: P) -> P:
         """A copy with the same headers and bytes, but without requests."""
 
     def take_back(self, aside: P) -> None:
-        """Work on the packet that was set aside, again."""
+        """Resume processing of the packet that was set aside."""
 
     def end(self, packet: P) -> None:
-        """The packet has left, or was dropped; copies of it may be under way."""
+        """End of a packet that has left or was dropped; copies of it may still be in progress."""
 
     # Replication
 
     def n_copies(self, group: int) -> int:
-        """How many copies a multicast group makes; 0 if there is no such group."""
+        """Number of copies of a multicast group; 0 if there is no such group."""
 
     def copy_port(self, group: int, number: int) -> int:
-        """The port of one of them."""
+        """Port of a copy."""
 
     def copy_instance(self, group: int, number: int) -> int:
-        """Its replication id."""
+        """Replication id of a copy."""
 
     def has_session(self, session: int) -> bool:
-        """Whether there is a mirroring session."""
+        """Whether a mirroring session exists."""
 
     def session_port(self, session: int) -> int:
-        """The port to which it sends clones, or -1."""
+        """Port to which a session sends clones, or -1."""
 
     def session_group(self, session: int) -> int:
-        """The multicast group to which it sends clones, or -1."""
+        """Multicast group to which a session sends clones, or -1."""
 
     # Queues
 
     def queue_length(self, port: int, priority: int) -> int:
-        """Packets that wait in an egress queue."""
+        """Number of packets in an egress queue."""
 
     def push(self, packet: P) -> bool:
-        """Append the packet to the egress queue that its registers name; False if there is no room."""
+        """Append the packet to the egress queue that its registers name. Returns False if the queue is full."""
 
     def push_copy(self, packet: P) -> None:
-        """Append a duplicate; it is lost if there is no room."""
+        """Append a duplicate of the packet; it is lost if the queue is full."""
 
     def next_queued(self) -> P | None:
-        """The next packet whose turn it is in the egress queues."""
+        """The next packet due in the egress queues, or None."""
 
     def push_returned(self, packet: P) -> None:
-        """Let the packet pass ingress once more, before others do."""
+        """Return the packet to ingress, before others."""
 
     def next_returned(self) -> P | None:
-        """The next packet that passes ingress once more."""
+        """The next packet that returns to ingress, or None."""
 
     def send(self, packet: P, port: int) -> None:
-        """Let the packet's bytes leave by a port."""
+        """Send the packet's bytes out of a port."""
 
     # The stages, which depend on the architecture
 
@@ -221,13 +222,13 @@ class Operations(Protocol[P]):
     def egress(self, packet: P) -> None:
         """v1model.egress or psa.egress."""
 
-    # What the log says
+    # Logging
 
     def note(self, packet: P, note: int, value: int) -> None:
-        """Something of packet_path.notes happens to a packet. Only an engine that writes a packet log does anything."""
+        """Log an event of packet_path.notes. Implemented only by an engine that writes a packet log."""
 
     def refuse_priority(self) -> None:
-        """A packet is dropped because there is no queue of its priority."""
+        """Log that a packet is dropped because there is no queue of its priority."""
 
     def drop_waiting(self) -> None:
-        """Drop all that waits: a packet or its copies would go round forever."""
+        """Drop all waiting packets, as a packet or its copies would loop forever."""

@@ -1,7 +1,7 @@
-"""What the packet path reads and writes of a packet, by number: fields of the program's metadata, and the registers
-that the switch keeps beside each packet. Both engines make their tables from the two lists here.
+"""Numbers of the fields and registers that the packet path accesses: fields of the program's metadata, and the
+registers that the switch stores with each packet. Both engines build their tables from the two lists here.
 
-A field that the program lacks reads as 0, and a value written to it is lost.
+A field that is not in the program reads as 0, and writes to it are ignored.
 """
 
 FIELDS: list[str] = []
@@ -24,27 +24,27 @@ def _register(name: str) -> int:
 # Registers
 
 RECEIVED_AT = _register("received_at")
-"""The port where the packet came in."""
+"""The ingress port."""
 LENGTH = _register("packet_length")
-"""The length in bytes, which follows headers that are added and removed."""
+"""The length in bytes, updated when headers are added and removed."""
 START_LENGTH = _register("start_length")
-"""The length when ingress began."""
+"""The length at the start of ingress."""
 COUNTED_LENGTH = _register("ingress_length")
-"""The length in bytes that counters and meters count."""
+"""The length in bytes that counters and meters use."""
 ERROR = _register("parser_error")
 CHECKSUM = _register("checksum_error")
 EXIT = _register("exit")
 CLONE = _register("clone")
 """The number of a mirroring session + 1; 0: no clone is requested."""
 CLONE_LIST = _register("clone_list")
-"""The field list that a clone keeps."""
+"""The field list whose fields a clone keeps."""
 DIGEST = _register("digest")
 RESUBMIT = _register("resubmit")
 RECIRCULATE = _register("recirculate")
-"""The list of the digest, or of the fields that are kept; 0: not requested."""
+"""The list of the digest, or of the fields to be kept; 0: not requested."""
 QUEUE_PORT = _register("queue_port")
 QUEUE_PRIORITY = _register("queue_priority")
-"""The egress queue that the packet is in, or came from."""
+"""The egress queue that the packet is in, or left."""
 
 # v1model
 
@@ -66,7 +66,7 @@ DEQ_QDEPTH = _field("queueing_metadata.deq_qdepth")
 QID = _field("queueing_metadata.qid")
 EGRESS_PORT = _field("standard_metadata.egress_port")
 
-# PSA (psa.p4), by the parameter of the block that the field belongs to
+# PSA (psa.p4), by the block parameter that the field belongs to
 
 INGRESS_PARSER_PORT = _field("psa_ingress_parser_input_metadata.ingress_port")
 INGRESS_PARSER_PATH = _field("psa_ingress_parser_input_metadata.packet_path")

@@ -1,5 +1,5 @@
-"""What happens to a packet on its path, by number, for the packet log: each note has a name, for those who read it as
-data, and the text that simple_switch and psa_switch print, with the note's value in it."""
+"""Events on a packet's path, by number, for the packet log: each note has a name, for machine-readable output, and the
+text that simple_switch and psa_switch print, with the note's value."""
 
 from typing import NamedTuple
 

@@ -1,5 +1,5 @@
 """psa_switch's packet path (targets/psa_switch/psa_switch.cpp), for programs of the Portable Switch Architecture: a
-packet is deparsed between ingress and egress, too, and what becomes of it is in metadata."""
+packet is also deparsed between ingress and egress, and its metadata determines its destination."""
 
 from emulator.p4switch.packet_path import fields as f
 from emulator.p4switch.packet_path import notes as n
@@ -21,7 +21,7 @@ RECIRCULATE_PORT = 0xFFFFFFFA
 
 
 def receive(engine: Operations[P], packet: P) -> None:
-    """Take in a packet of which nothing is parsed and all metadata is 0."""
+    """Receive a packet that is unparsed, with all metadata 0."""
     engine.set(packet, f.INGRESS_PARSER_PORT, engine.get(packet, f.RECEIVED_AT))
     engine.set(packet, f.INGRESS_PARSER_PATH, NORMAL)
     ingress(engine, packet)
@@ -31,14 +31,14 @@ def receive(engine: Operations[P], packet: P) -> None:
 
 
 def ingress(engine: Operations[P], packet: P) -> None:
-    """The packet waits for egress then, or has ended."""
+    """Process a packet at ingress; afterwards it waits for egress, or has ended."""
     if not pass_ingress(engine, packet):
         engine.end(packet)
 
 
 def pass_ingress(engine: Operations[P], packet: P) -> bool:
-    """Parse, run the ingress pipeline, and do as its output metadata says; whether the packet itself is in a queue
-    then."""
+    """Parse, run the ingress pipeline, and apply its output metadata. Returns whether the packet itself is then in a
+    queue."""
     engine.note(packet, n.RECEIVED, engine.get(packet, f.INGRESS_PARSER_PORT))
     engine.set(packet, f.START_LENGTH, engine.get(packet, f.LENGTH))
     engine.set(packet, f.INGRESS_INPUT_TIMESTAMP, engine.now())
@@ -74,7 +74,7 @@ def pass_ingress(engine: Operations[P], packet: P) -> bool:
 
 
 def set_ingress_metadata(engine: Operations[P], packet: P) -> None:
-    """What the ingress pipeline gets, and what its output is unless it says otherwise."""
+    """Set the ingress pipeline's input metadata, and the defaults of its output metadata."""
     engine.set(packet, f.INGRESS_INPUT_PORT, engine.get(packet, f.INGRESS_PARSER_PORT))
     engine.set(packet, f.INGRESS_INPUT_PATH, engine.get(packet, f.INGRESS_PARSER_PATH))
     engine.set(packet, f.INGRESS_INPUT_ERROR, engine.get(packet, f.ERROR))
@@ -86,7 +86,7 @@ def set_ingress_metadata(engine: Operations[P], packet: P) -> None:
 
 
 def clone(engine: Operations[P], packet: P, session: int, path: int) -> None:
-    """Send the packet's bytes to a session's target."""
+    """Send the packet's bytes to a session's targets."""
     is_known = engine.has_session(session)
     if path == CLONE_I2E:
         engine.note(packet, n.CLONED_AT_INGRESS if is_known else n.UNKNOWN_AT_INGRESS, session)
@@ -105,7 +105,7 @@ def clone(engine: Operations[P], packet: P, session: int, path: int) -> None:
 
 
 def return_to_ingress(engine: Operations[P], packet: P, port: int, path: int) -> None:
-    """The packet's bytes pass ingress once more."""
+    """Return the packet's bytes to ingress."""
     original = engine.set_aside(packet)
     copy = engine.unparsed(original)
     engine.reset_metadata(copy)
@@ -122,13 +122,13 @@ def return_to_ingress(engine: Operations[P], packet: P, port: int, path: int) ->
 
 
 def egress(engine: Operations[P], packet: P) -> None:
-    """The packet has left then, or was dropped."""
+    """Process a packet at egress; afterwards it has left, or was dropped."""
     pass_egress(engine, packet)
     engine.end(packet)
 
 
 def pass_egress(engine: Operations[P], packet: P) -> None:
-    """Parse, run the egress pipeline, deparse, and do as the output metadata says."""
+    """Parse, run the egress pipeline, deparse, and apply the output metadata."""
     port = engine.get(packet, f.QUEUE_PORT)
     engine.strip(packet)
     engine.set(packet, f.EGRESS_PARSER_PORT, port)
@@ -155,7 +155,7 @@ def pass_egress(engine: Operations[P], packet: P) -> None:
 
 
 def set_egress_metadata(engine: Operations[P], packet: P) -> None:
-    """What the egress pipeline gets, and what its output is unless it says otherwise."""
+    """Set the egress pipeline's input metadata, and the defaults of its output metadata."""
     engine.set(packet, f.EGRESS_INPUT_PORT, engine.get(packet, f.EGRESS_PARSER_PORT))
     engine.set(packet, f.EGRESS_INPUT_PATH, engine.get(packet, f.EGRESS_PARSER_PATH))
     engine.set(packet, f.EGRESS_INPUT_ERROR, engine.get(packet, f.ERROR))

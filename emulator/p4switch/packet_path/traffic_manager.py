@@ -1,8 +1,8 @@
-"""The traffic manager, between ingress and egress: egress queues, multicast, clones, and the way back to ingress.
+"""The traffic manager, between ingress and egress: egress queues, multicast, clones, and the return to ingress.
 
-There is one thread: what returns to ingress is served before the next packet is taken in, and egress follows at once,
-in the order in which packets were queued, unless a queue has a rate. A queue is chosen by port and priority; which
-packet leaves next is up to the engine (traffic.EgressQueues)."""
+There is one thread: packets that return to ingress are processed before the next packet is received, and egress follows
+immediately, in FIFO order, unless a queue has a rate limit. A queue is selected by port and priority; the engine
+decides which packet leaves next (traffic.EgressQueues)."""
 
 from emulator.p4switch.packet_path import notes as n
 from emulator.p4switch.packet_path.engine import Operations, P
@@ -17,11 +17,11 @@ from emulator.p4switch.packet_path.fields import (
 )
 
 MAX_PASSES = 1 << 16
-"""Times that one frame and its copies may pass ingress or egress; the rest is dropped then."""
+"""Maximum passes of one frame and its copies through ingress or egress; the remaining packets are dropped."""
 
 
 def serve(engine: Operations[P]) -> None:
-    """Take all packets on whose turn it is: first those that return to ingress, then those in egress queues."""
+    """Process all packets that are due: first those that return to ingress, then those in egress queues."""
     for _ in range(MAX_PASSES):
         returned = engine.next_returned()
         if returned:
@@ -35,12 +35,12 @@ def serve(engine: Operations[P]) -> None:
 
 
 def enqueue(engine: Operations[P], packet: P, port: int) -> bool:
-    """Put a packet into the queue of a port; False if it is dropped."""
+    """Append a packet to a queue of a port. Returns False if it is dropped."""
     return choose_queue(engine, packet, port) and engine.push(packet)
 
 
 def choose_queue(engine: Operations[P], packet: P, port: int) -> bool:
-    """Note the packet's queue, and when it came there; False if there is none of its priority."""
+    """Set the packet's queue and enqueue time. Returns False if there is no queue of its priority."""
     priority = engine.get(packet, PRIORITY)
     if priority >= engine.n_priorities():
         engine.refuse_priority()

@@ -1,8 +1,8 @@
-"""simple_switch's packet path, for programs of the v1model architecture: from a received frame to what leaves.
+"""simple_switch's packet path, for programs of the v1model architecture: from received frames to outgoing frames.
 
 The order of events at the ends of ingress and egress (clone, digest, resubmit, multicast, drop …) is that of
-simple_switch.cpp's ingress_thread and egress_thread. A packet that passed ingress waits in the traffic manager, from
-where `traffic_manager.serve` takes it to egress."""
+simple_switch.cpp's ingress_thread and egress_thread. After ingress, a packet waits in the traffic manager, from where
+`traffic_manager.serve` passes it to egress."""
 
 from emulator.p4switch.packet_path import fields as f
 from emulator.p4switch.packet_path import notes as n
@@ -14,7 +14,7 @@ NORMAL, INGRESS_CLONE, EGRESS_CLONE, COALESCED, RECIRCULATED, REPLICATED, RESUBM
 
 
 def receive(engine: Operations[P], packet: P) -> None:
-    """Take in a packet of which nothing is parsed and all metadata is 0."""
+    """Receive a packet that is unparsed, with all metadata 0."""
     engine.set(packet, f.INGRESS_PORT, engine.get(packet, f.RECEIVED_AT))
     engine.set(packet, f.PACKET_LENGTH, engine.get(packet, f.LENGTH))
     engine.set(packet, f.INSTANCE_TYPE, NORMAL)
@@ -26,13 +26,14 @@ def receive(engine: Operations[P], packet: P) -> None:
 
 
 def ingress(engine: Operations[P], packet: P) -> None:
-    """The packet waits for egress then, or has ended."""
+    """Process a packet at ingress; afterwards it waits for egress, or has ended."""
     if not pass_ingress(engine, packet):
         engine.end(packet)
 
 
 def pass_ingress(engine: Operations[P], packet: P) -> bool:
-    """Parse, run the ingress pipeline, and carry out its requests; whether the packet itself is in a queue then."""
+    """Parse, run the ingress pipeline, and execute its requests. Returns whether the packet itself is
+    then in a queue."""
     engine.note(packet, n.RECEIVED, engine.get(packet, f.RECEIVED_AT))
     engine.set(packet, f.START_LENGTH, engine.get(packet, f.LENGTH))
     if not engine.parse(packet, INGRESS_PARSER):
@@ -65,7 +66,7 @@ def pass_ingress(engine: Operations[P], packet: P) -> bool:
 
 
 def clone_at_ingress(engine: Operations[P], packet: P) -> None:
-    """The clone is the packet as received, parsed again (with no metadata but the ingress port)."""
+    """Clone the packet as received, parsed again (without metadata except the ingress port)."""
     session = engine.get(packet, f.CLONE) - 1
     engine.note(packet, n.CLONED_AT_INGRESS, session)
     engine.set(packet, f.CLONE, 0)
@@ -88,7 +89,7 @@ def take_over(engine: Operations[P], copy: P, packet: P, field_list: int, instan
 
 
 def resubmit(engine: Operations[P], packet: P) -> None:
-    """The packet as received passes ingress once more."""
+    """Return the packet as received to ingress."""
     engine.note(packet, n.RESUBMITTED, 0)
     original = engine.set_aside(packet)
     copy, length = engine.unparsed(original), engine.get(original, f.START_LENGTH)
@@ -103,13 +104,13 @@ def resubmit(engine: Operations[P], packet: P) -> None:
 
 
 def egress(engine: Operations[P], packet: P) -> None:
-    """The packet has left then, or was dropped."""
+    """Process a packet at egress; afterwards it has left, or was dropped."""
     pass_egress(engine, packet)
     engine.end(packet)
 
 
 def pass_egress(engine: Operations[P], packet: P) -> None:
-    """Run the egress pipeline, carry out its requests, deparse, and send."""
+    """Run the egress pipeline, execute its requests, deparse, and send."""
     port, priority, now = engine.get(packet, f.QUEUE_PORT), engine.get(packet, f.QUEUE_PRIORITY), engine.now()
     engine.set(packet, f.EGRESS_TIMESTAMP, now)
     engine.set(packet, f.DEQ_TIMEDELTA, now - engine.get(packet, f.ENQ_TIMESTAMP))
@@ -134,7 +135,7 @@ def pass_egress(engine: Operations[P], packet: P) -> None:
 
 
 def clone_at_egress(engine: Operations[P], packet: P) -> None:
-    """The clone has the headers as they are now."""
+    """Clone the packet with its current headers."""
     session = engine.get(packet, f.CLONE) - 1
     engine.note(packet, n.CLONED_AT_EGRESS, session)
     engine.set(packet, f.CLONE, 0)
@@ -148,7 +149,7 @@ def clone_at_egress(engine: Operations[P], packet: P) -> None:
 
 
 def recirculate(engine: Operations[P], packet: P) -> None:
-    """The deparsed packet passes ingress once more."""
+    """Return the deparsed packet to ingress."""
     engine.note(packet, n.RECIRCULATED, 0)
     original = engine.set_aside(packet)
     copy = engine.unparsed(original)

@@ -1,8 +1,8 @@
-"""Ports that are files: interface X reads X_in.pcap and writes X_out.pcap (simple_switch's --use-files).
+"""File ports: interface X reads X_in.pcap and writes X_out.pcap (simple_switch's --use-files).
 
-As there, each input is opened when its port is added, which waits for a writer where it is a named pipe; reading starts
-some seconds later, with the first frame of every file; and the file whose next frame has the earliest time comes next.
-The times have no other effect: there are no pauses between frames.
+As in simple_switch, each input is opened when its port is added, which waits for a writer if it is a named pipe;
+reading starts some seconds later, with the first frame of every file; and frames are processed in the order of their
+timestamps across files. The timestamps have no other effect: there are no pauses between frames.
 """
 
 import threading
@@ -17,11 +17,12 @@ from switchml.errors import ConfigError
 log = logs.of("switchml.bmv2")
 
 IN_PCAP, OUT_PCAP = "in_pcap", "out_pcap"
-"""Names in PortInfo.extra."""
+"""Keys in PortInfo.extra."""
 
 
 class FilePorts(Ports):
-    """`wait_s`: time between `start` and the first frame. `on_error` is called, by the reading thread, with errors."""
+    """Ports that read and write pcap files. `wait_s`: time between `start` and the first frame. `on_error` is called,
+    by the reading thread, with errors."""
 
     def __init__(self, wait_s: float, on_error: Callable[[ConfigError], None] | None = None) -> None:
         self.wait_s = wait_s
@@ -60,7 +61,7 @@ class FilePorts(Ports):
                 self.on_error(error)
 
     def _advance(self, number: int, next_frames: dict[int, Captured]) -> None:
-        """Wait for a port's next frame; at the end of its file there is none."""
+        """Wait for a port's next frame; at the end of its file the port is removed from `next_frames`."""
         next_frames.pop(number, None)
         captured = self._ports[number][1].read()
         if captured is not None:

@@ -1,7 +1,8 @@
-"""Kernels as the plain Python that they were compiled from: how ports work until their kernels are there, which takes
-a while on a machine's first start.
+"""Interpreted kernels: the plain Python functions from which kernels are compiled, used by ports until their kernels
+are compiled, which takes a while on a machine's first start.
 
-What plain Python can't do, or does very slowly (memory at an address, system calls, sums over bytes), is replaced.
+Operations that plain Python can't do, or does very slowly (memory access by address, system calls, sums over bytes),
+are replaced.
 """
 
 import builtins
@@ -21,7 +22,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Kernel:
-    """A kernel that is interpreted until `compile` has come back. `example`: arguments of the types that it gets."""
+    """A kernel that is interpreted until `compile` has finished. `example`: arguments with the types
+    it is called with."""
 
     def __init__(self, kernel: Any, *example: Any) -> None:
         self._kernel, self._example = kernel, example
@@ -31,13 +33,13 @@ class Kernel:
         return self._function(*arguments)
 
     def compile(self) -> None:
-        """Compile it, or load it from the disk."""
+        """Compile the kernel, or load it from disk."""
         compile_once(self._kernel, *self._example)
         self._function = self._kernel
 
 
 def interpreted(kernel: Any) -> Callable[..., Any]:
-    """A kernel's Python function; the kernels that it calls are interpreted, too."""
+    """A kernel's Python function; kernels that it calls are interpreted, too."""
     function = kernel.py_func
     return _REPLACED.get(kernel) or FunctionType(
         function.__code__, _globals(function.__globals__), closure=function.__closure__
@@ -45,7 +47,7 @@ def interpreted(kernel: Any) -> Callable[..., Any]:
 
 
 def _of(value: Any) -> Any:
-    """What stands for a global name's value."""
+    """Replacement for the value of a global name."""
     if isinstance(value, Dispatcher):
         return interpreted(value)
     if isinstance(value, ModuleType) and value.__name__.startswith("switchml."):
@@ -60,7 +62,7 @@ def _globals(names: dict[str, Any]) -> dict[str, Any]:
     """The globals of a module, with all kernels interpreted."""
     module = names["__name__"]
     if module not in _twins:
-        _twins[module] = {"__builtins__": builtins}  # before it is filled: functions refer to each other
+        _twins[module] = {"__builtins__": builtins}  # added before it is filled, as functions refer to each other
         _twins[module].update({name: _of(value) for name, value in names.items() if not name.startswith("__")})
     return _twins[module]
 

@@ -1,11 +1,12 @@
-"""Ports that are network interfaces (AF_PACKET) or UDP sockets, all served by one thread.
+"""Ports on network interfaces (AF_PACKET) or UDP sockets, all served by one thread.
 
-A port's kernels are interpreted (interpreted.py) until they are compiled, which another thread does on a machine's
-first start. It changes over between two batches, so no frame is lost or overtaken.
+A port's kernels are interpreted (interpreted.py) until they are compiled, by another thread on a machine's first start.
+The switchover happens between two batches, so no frame is lost or reordered.
 
-A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Ethernet frame. Anybody who reaches it may
-send, and frames go back to whoever sent the last one. With `udp:ADDRESS:PORT,ADDRESS:PORT` the port belongs to the
-second address: frames go there, and those of other senders are counted and ignored."""
+A UDP port, `udp:ADDRESS:PORT`, is a socket bound to that address; each datagram is one Ethernet frame. Any host that
+can reach it may send, and outgoing frames are sent to the most recent sender. With `udp:ADDRESS:PORT,ADDRESS:PORT` the
+second address is the port's peer: outgoing frames are sent there, and those of other senders are counted and ignored.
+"""
 
 import contextlib
 import ctypes
@@ -33,16 +34,16 @@ log = logs.of("switchml.bmv2")
 
 UDP_PREFIX = "udp:"
 STRANGERS = "strangers"
-"""The name in PortInfo.extra of how many frames were ignored since their sender is not the port's peer."""
+"""Key in PortInfo.extra of the number of frames ignored because their sender is not the port's peer."""
 
 _POLL_MS = 500
 _CLOSING_S = 10.0
-"""How long `remove` waits until the thread that serves a port has let go of it."""
+"""Time limit of `remove` for the serving thread to release a port."""
 
 
 class LivePort(ABC):
-    """A port behind a socket. `is_warm`: its kernels are compiled. `dumps`: where frames that arrive and leave are
-    written, if anywhere. `n_strangers`: frames ignored since their sender is not the port's peer."""
+    """A port with a socket. `is_warm`: whether its kernels are compiled. `dumps`: writers of received and sent frames,
+    if any. `n_strangers`: frames ignored because their sender is not the port's peer."""
 
     socket: socket.socket
     _receive: Kernel
@@ -65,28 +66,28 @@ class LivePort(ABC):
         return True
 
     def descriptors(self) -> list[int]:
-        """What to poll."""
+        """File descriptors to poll."""
         return [self.socket.fileno()]
 
     def recover(self) -> None:
-        """Something happened to the port besides a frame. For the thread that receives."""
+        """Handle an event other than a frame. Called by the receiving thread."""
         sockets.take_error(self.socket)
 
     @abstractmethod
     def receive(self, batch: Batch) -> int:
-        """Fill a batch with what has arrived; returns how many frames."""
+        """Fill a batch with received frames. Returns their number."""
 
     @abstractmethod
     def send_batch(self, addresses: np.ndarray, lengths: np.ndarray, join: bool) -> None:
-        """Send frames (int64[n] each), with `join` as trains where they belong together. One that the kernel does not
-        take is lost. For the thread that receives."""
+        """Send frames (int64[n] each); with `join`, related frames are sent as trains. A frame that the kernel rejects
+        is lost. Called by the receiving thread."""
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Send a frame, from any thread. Raises OSError if the kernel does not take it."""
+        """Send a frame, from any thread. Raises OSError if the kernel rejects it."""
 
     def close(self) -> None:
-        """Close the socket and the dumps. For the thread that receives, or when there is none."""
+        """Close the socket and the dumps. Called by the receiving thread, or if there is none."""
         self.socket.close()
         for dump in self.dumps or ():
             dump.close()
@@ -99,8 +100,7 @@ class LivePort(ABC):
 class InterfacePort(LivePort):
     """A port on a network interface. `io` is shared by the ports of a thread.
 
-    It follows the interface: through a new name or MTU, and where one of the old name takes the place of one that was
-    removed, to that."""
+    It follows changes of the interface: a new name or MTU, and, after removal, a new interface with the old name."""
 
     def __init__(self, number: int, interface: str, io: PacketIO) -> None:
         super().__init__(number, interface)
@@ -115,7 +115,7 @@ class InterfacePort(LivePort):
         self._send_batch = Kernel(send_frames, io, 0, none, none, packet_io.APART)
         self._name = interface
         self._links: socket.socket | None = None
-        with contextlib.suppress(OSError):  # a sandbox may have no netlink: an interface that is removed is lost then
+        with contextlib.suppress(OSError):  # a sandbox may have no netlink: then a removed interface stays lost
             self._links = sockets.watch_links()
 
     def is_up(self) -> bool:
@@ -152,7 +152,7 @@ class InterfacePort(LivePort):
 
     def send_batch(self, addresses: np.ndarray, lengths: np.ndarray, join: bool) -> None:
         joining = packet_io.JOIN if join else packet_io.APART
-        sockets.take_error(self.socket)  # else the first frame would fail for it
+        sockets.take_error(self.socket)  # otherwise it would fail the first frame
         self._send_batch(self._io, self.socket.fileno(), addresses, lengths, joining)
 
     def send(self, data: bytes) -> None:
@@ -161,13 +161,13 @@ class InterfacePort(LivePort):
 
 
 class UdpPort(LivePort):
-    """A port on a UDP socket. Without a fixed address to send to, nothing is sent before somebody has sent here."""
+    """A port on a UDP socket. Without a fixed peer, nothing is sent before a frame has been received."""
 
     def __init__(self, number: int, interface: str) -> None:
         super().__init__(number, interface)
         here, _, there = interface.removeprefix(UDP_PREFIX).partition(",")
         self.peer = _endpoint(interface, there) if there else 0
-        self._owner = np.uint64(self.peer) if there else None  # alone may send here
+        self._owner = np.uint64(self.peer) if there else None  # the only allowed sender
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sockets.grow_buffers(self.socket, sockets.BUFFER_BYTES)
@@ -193,8 +193,8 @@ class UdpPort(LivePort):
         return n
 
     def _drop_strangers(self, n: int, owner: np.uint64) -> int:
-        """Keep those of the first `n` packets that the owner has sent, and return how many they are. The others are
-        counted; the log mentions the first."""
+        """Keep those of the first `n` packets that were sent by the owner, and return their number. The others are
+        counted; the first is logged."""
         is_owner = self._packets.endpoint[:n] == owner
         if not self.n_strangers:
             first = self._packets.endpoint[np.argmin(is_owner)]
@@ -231,7 +231,7 @@ def _endpoint(interface: str, text: str) -> int:
 
 
 def _dumps(pcap_dir: str, interface: str) -> tuple[PcapWriter, PcapWriter]:
-    """Where the frames that come and go through an interface are written. Raises ConfigError."""
+    """Writers of the frames received and sent by an interface. Raises ConfigError."""
     folder, name = Path(pcap_dir), interface.replace("/", "_")
     incoming = PcapWriter(folder / f"{name}_in.pcap")
     try:
@@ -247,8 +247,9 @@ def _frames(addresses: np.ndarray, lengths: np.ndarray) -> list[bytes]:
 
 
 class LivePorts(Ports):
-    """The thread that serves the ports holds no lock while frames pass, so that any thread may ask for ports whatever
-    it holds: `_ports` and `_of_fd` are replaced, never changed. A port that was removed is closed by that thread."""
+    """Live ports and the thread that serves them. The thread holds no lock while processing frames, so any thread may
+    access ports while holding any lock: `_ports` and `_of_fd` are replaced, never modified. A removed port is closed by
+    that thread."""
 
     def __init__(self) -> None:
         self._io = new_packet_io()
@@ -258,7 +259,7 @@ class LivePorts(Ports):
         self._poller = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
-        self._lock = threading.Lock()  # for those who add and remove
+        self._lock = threading.Lock()  # serializes add and remove
         self._removed: queue.SimpleQueue[tuple[LivePort, threading.Event]] = queue.SimpleQueue()
         self._trains = 0
         self._is_closed = False
@@ -283,7 +284,7 @@ class LivePorts(Ports):
             self._of_fd = {**self._of_fd, **dict.fromkeys(port.descriptors(), port)}
             for fd in port.descriptors():
                 self._poller.register(fd, select.POLLIN)
-            os.eventfd_write(self._wake, 1)  # a poll() that began before does not look at it
+            os.eventfd_write(self._wake, 1)  # a poll() in progress does not include it
             if self._thread is not None:
                 self._warm(port)
 
@@ -345,7 +346,7 @@ class LivePorts(Ports):
             if not is_frame:
                 port.recover()
             self._serve_port(port, take_batch)
-        except Exception:  # the other frames and ports go on
+        except Exception:  # continue with the other frames and ports
             log.exception("Dropping frames of port %d", port.number)
 
     def _serve_port(self, port: LivePort, take_batch: TakeBatch) -> None:
@@ -359,8 +360,8 @@ class LivePorts(Ports):
         take_batch(self._batch, n, lambda records: self.send_records(records, join))
 
     def send_records(self, records: np.ndarray, join: bool) -> None:
-        """Send frames by their addresses: int64[n, ≥ 3] of port, address, length. `join`: neighbours that belong
-        together leave as trains, which is for those who send trains themselves: others would see odd packets."""
+        """Send frames by their addresses: int64[n, ≥ 3] of port, address, length. `join`: consecutive related frames
+        are sent as trains; only for senders that send trains themselves, as others would receive unexpected packets."""
         for number, port in self._ports.items():
             mine = records[:, 0] == number
             addresses, lengths = records[mine, 1], records[mine, 2]
@@ -389,5 +390,5 @@ class LivePorts(Ports):
             self._thread.join()
         for number in list(self._ports):
             self.remove(number)
-        self._close_removed()  # what was removed as the thread ended
+        self._close_removed()  # ports removed while the thread ended
         os.close(self._wake)

@@ -1,4 +1,4 @@
-"""The interface of a switch's ports, of whatever kind."""
+"""The interface of a switch's ports of any kind."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -17,13 +17,13 @@ Frames = Iterable[tuple[int, bytes]]
 
 Take = Callable[[Frames], None]
 TakeBatch = Callable[["Batch", int, Callable[["np.ndarray"], None]], None]
-"""Called with (batch, n, send): runs the first n frames of the batch, and calls `send` with Records of what leaves
-(packet_path.engine)."""
+"""Called with (batch, n, send): processes the first n frames of the batch, and calls `send` with Records of outgoing
+frames (packet_path.engine)."""
 
 
 @dataclass(frozen=True)
 class PortInfo:
-    """One port. `extra`: what BMv2 also reports: the files that a port reads and writes."""
+    """Description of one port. `extra`: further data that BMv2 reports: the files that a port reads and writes."""
 
     number: int
     interface: str
@@ -40,11 +40,12 @@ def parse_interface(text: str) -> tuple[int, str]:
 
 
 class Ports(ABC):
-    """A set of ports. Any thread may call all methods; all but `send` raise ConfigError for what can't be done."""
+    """A set of ports. All methods are thread-safe; all but `send` raise ConfigError for operations that are not
+    possible."""
 
     @abstractmethod
     def add(self, number: int, interface: str, pcap_dir: str | None = None) -> None:
-        """Attach an interface. `pcap_dir`: where its frames are written to, if they are."""
+        """Attach an interface. `pcap_dir`: folder for captures of its frames, if any."""
 
     @abstractmethod
     def remove(self, number: int) -> None:
@@ -52,17 +53,17 @@ class Ports(ABC):
 
     @abstractmethod
     def show(self) -> list[PortInfo]:
-        """All ports, by number."""
+        """All ports, ordered by number."""
 
     @abstractmethod
     def start(self, take: Take, take_batch: TakeBatch) -> None:
-        """Call one of the two with frames as they come, from one thread at a time, until `close`: `take_batch` where
-        they lie in arrays."""
+        """Call one of the two with received frames, from one thread at a time, until `close`: `take_batch` for frames
+        in arrays."""
 
     @abstractmethod
     def send(self, frames: Frames) -> None:
-        """Send frames; those for ports that are not there are dropped."""
+        """Send frames; those for missing ports are dropped."""
 
     @abstractmethod
     def close(self) -> None:
-        """Detach all."""
+        """Detach all ports."""

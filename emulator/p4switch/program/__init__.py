@@ -1,1 +1,1 @@
-"""A compiled P4 program: the loader, and the typed form that interpreter and engine run."""
+"""A compiled P4 program: the loader, and the typed representation that interpreter and engine run."""

@@ -1,12 +1,12 @@
 """Expressions of the typed IR: small immutable nodes, hash-consed, so that structurally equal trees are one object.
 
 p4c's copy propagation repeats whole trees; here a repeated tree costs one dictionary lookup, equality is identity, and
-a pass that memoises on nodes visits each distinct tree once. A node is created by calling its class with positional
-arguments. Objects of the program (headers, stacks, registers …) are referred to by their index in the tuples of
+a pass that memoizes on nodes visits each distinct tree once. A node is created by calling its class with positional
+arguments. Objects of the program (headers, stacks, registers …) are referenced by their index in the tuples of
 `ir.Program`.
 
 Every node has a `kind`, the kind of its value: DATA (an unbounded signed integer), BOOL, HEADER, STACK, UNION, or
-OBJECT for arguments of primitives alone (a register array, a string, …)."""
+OBJECT for nodes that are only arguments of primitives (a register array, a string, …)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**settings: Any) -> Any:
-        """What type checkers understand; Python 3.11 has it in typing."""
+        """Fallback of typing.dataclass_transform, which exists since Python 3.11."""
         return lambda function: function
 
 
 DATA, BOOL, HEADER, STACK, UNION, OBJECT = "data", "bool", "header", "header stack", "header union", "object"
 
 VALID = -1
-"""The field index of the hidden field `$valid$`."""
+"""Field index of the hidden field `$valid$`."""
 
 _nodes: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
 class Expr:
-    """Base of all nodes: interns them, so that `==` and `is` agree."""
+    """Base class of all nodes: interns them, so that `==` and `is` agree."""
 
     kind: ClassVar[str] = DATA
 
@@ -115,8 +115,9 @@ class StackRef(Expr):
 
 @_node
 class StackElement(Expr):
-    """The header stack[index], the index computed at run time; of a stack of unions, one member, by its index, of the
-    union there. JSON's "next" and "last" elements have the indices `size_stack` and `last_stack_index`."""
+    """The header stack[index], with an index computed at run time; for a stack of unions, a member, by its index, of
+    the union at that position. JSON's "next" and "last" elements have the indices `size_stack` and `last_stack_index`.
+    """
 
     kind = HEADER
     stack: StackRef
@@ -126,8 +127,8 @@ class StackElement(Expr):
 
 @_node
 class Union(Expr):
-    """A header union: the header that each of its members is. Only `assign_union` takes one: the loader writes other
-    operations in terms of the members."""
+    """A header union: the headers of its members. Only `assign_union` takes it as an argument: the loader expresses
+    other operations in terms of the members."""
 
     kind = UNION
     members: tuple[Expr, ...]
@@ -135,7 +136,7 @@ class Union(Expr):
 
 @_node
 class AccessField(Expr):
-    """A field, by its index, of a header that is only known at run time."""
+    """A field, by its index, of a header chosen at run time."""
 
     header: Expr
     field: int
@@ -143,7 +144,7 @@ class AccessField(Expr):
 
 @_node
 class Local(Expr):
-    """Argument number `index` of the running action."""
+    """Argument number `index` of the current action."""
 
     index: int
 
@@ -158,7 +159,7 @@ class RegisterRef(Expr):
 
 @_node
 class Lookahead(Expr):
-    """`width` bits of the packet, `offset` bits after what has been parsed; only in parsers."""
+    """`width` bits of the packet, `offset` bits after the parsed part; only in parsers."""
 
     offset: int
     width: int
@@ -166,14 +167,14 @@ class Lookahead(Expr):
 
 @_node
 class Op(Expr):
-    """An operator applied to its arguments; OPERATORS lists them. `?` has the arguments condition, left, right. Unary
-    + and - are binary with a zero on the left, as BMv2 has them."""
+    """An operator applied to its arguments; OPERATORS lists them. `?` has the arguments condition, left, right. Unary +
+    and - are binary with a zero on the left, as in BMv2."""
 
     op: str
     args: tuple[Expr, ...]
 
     @property
-    def kind(self) -> str:  # type: ignore[override]  # for a reader, an attribute like others'
+    def kind(self) -> str:  # type: ignore[override]  # a plain attribute in other nodes
         return self.args[1].kind if self.op == "?" else OPERATORS[self.op][1]
 
 
@@ -204,7 +205,7 @@ class Vector(Expr):
 
 
 ANY = "any"
-"""In OPERATORS: any kind, the same on both sides."""
+"""In OPERATORS: any kind, but the same for both sides."""
 
 OPERATORS: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("+", "-", "*", "/", "%", "<<", ">>", "&", "|", "^"), ((DATA, DATA), DATA)),
@@ -226,7 +227,7 @@ OPERATORS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """Each distinct node of `expr` once, children before parents."""
+    """Yield each distinct node of `expr` once, children before parents."""
     seen: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(expr, False)]
     while stack:

@@ -1,4 +1,6 @@
-"""The typed form of a P4 program: what `loader` builds from BMv2's JSON, and the engines and the control plane read.
+"""The typed representation of a P4 program: built by `loader` from BMv2's JSON, and read by the engines and the control
+plane.
+
 Frozen dataclasses of plain data; objects refer to each other by index in the tuples of `Program`; expressions are in
 `expr`.
 
@@ -15,12 +17,12 @@ from emulator.p4switch.program import expr as e
 from emulator.p4switch.program.expr import VALID, Expr, FieldRef
 
 END = -1
-"""As a next state or next node: the end."""
+"""Next state or next node at the end of a parser or pipeline."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where an object stands in the P4 source; `str()` gives "file.p4:12"."""
+    """Location of an object in the P4 source; `str()` returns "file.p4:12"."""
 
     filename: str = ""
     line: int = 0
@@ -33,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Named:
-    """What most objects of the JSON have; the control plane knows them by either."""
+    """Name and id, common to most objects of the JSON; the control plane uses either."""
 
     name: str
     id: int
@@ -44,7 +46,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Field:
-    """`width` bits (the most it can have, if `is_varbit`), `offset` bits after the header's begin."""
+    """A field of `width` bits (the maximum, if `is_varbit`), `offset` bits after the header's start."""
 
     name: str
     width: int
@@ -56,9 +58,9 @@ class Field:
 
 @dataclass(frozen=True)
 class HeaderType(Named):
-    """`width`: bits of the fixed-width fields together. `varbit`: index of the one field of variable width, or None;
-    `length`: the expression of its width in bits, if the type itself brings one (P4_14); Local(i) in it is field i of
-    the header that is being extracted. `max_length`: the most bytes that the whole header can have, 0 if unknown."""
+    """A header type. `width`: total bits of the fixed-width fields. `varbit`: index of the one variable-width field, or
+    None; `length`: expression for its width in bits, if the type itself specifies it (P4_14), in which Local(i) is
+    field i of the header being extracted. `max_length`: maximum bytes of the whole header, 0 if unknown."""
 
     fields: tuple[Field, ...]
     width: int
@@ -73,7 +75,7 @@ class HeaderType(Named):
 
 @dataclass(frozen=True)
 class Header(Named):
-    """A header instance. `union`: indices of all members of the union that it is in, or empty."""
+    """A header instance. `union`: indices of all members of the union that it belongs to, or empty."""
 
     index: int
     type: HeaderType
@@ -84,8 +86,8 @@ class Header(Named):
 
 @dataclass(frozen=True)
 class Stack(Named):
-    """A stack of headers, or of unions with these `members`. A column for each member, or one for headers: `types`, and
-    `columns`, the indices of its headers, stack[0] first."""
+    """A stack of headers, or of unions with these `members`. With a column for each member, or one for headers:
+    `types`, and `columns`, the indices of its headers, stack[0] first."""
 
     members: tuple[str, ...]
     types: tuple[HeaderType, ...]
@@ -97,7 +99,7 @@ class Stack(Named):
 
 
 class HeaderLayout(Protocol):
-    """A program's headers and stacks: a Program, or the loader's Names of one."""
+    """A program's headers and stacks: a Program, or the loader's Names."""
 
     @property
     def headers(self) -> Sequence[Header]: ...
@@ -107,7 +109,7 @@ class HeaderLayout(Protocol):
 
 
 def header_type(program: HeaderLayout, node: Expr) -> HeaderType:
-    """The type of the header that a node gives, or names a field of."""
+    """Type of the header that a node denotes or whose field it denotes."""
     if isinstance(node, e.HeaderRef | e.FieldRef):
         return program.headers[node.header].type
     if isinstance(node, e.StackElement):
@@ -123,7 +125,8 @@ def header_type(program: HeaderLayout, node: Expr) -> HeaderType:
 
 @dataclass(frozen=True)
 class Primitive:
-    """One call; the loader's PRIMITIVES lists them. Jumps name the index of a primitive in the same action."""
+    """One call of a primitive; the loader's PRIMITIVES lists them. Jumps name the index of a primitive in the same
+    action."""
 
     op: str
     args: tuple[Expr, ...]
@@ -140,7 +143,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Action(Named):
-    """`Local(i)` in its primitives is `params[i]`."""
+    """An action. `Local(i)` in its primitives is `params[i]`."""
 
     params: tuple[Param, ...]
     primitives: tuple[Primitive, ...]
@@ -152,8 +155,8 @@ class Action(Named):
 
 @dataclass(frozen=True)
 class Extract:
-    """`target`: HeaderRef, or the StackElement that comes next. `length`: width of the varbit field in bits, or None
-    (the header's type may give it then)."""
+    """Extract a header. `target`: HeaderRef, or the StackElement for the stack's next element. `length`: width of the
+    varbit field in bits, or None (the header type may then specify it)."""
 
     target: Expr
     length: Expr | None = None
@@ -161,7 +164,7 @@ class Extract:
 
 @dataclass(frozen=True)
 class Set:
-    """dest = value; the value may be a Lookahead."""
+    """Assign dest = value; the value may be a Lookahead."""
 
     dest: FieldRef
     value: Expr
@@ -169,7 +172,7 @@ class Set:
 
 @dataclass(frozen=True)
 class Verify:
-    """Stop with this error code unless the condition holds."""
+    """Stop parsing with this error code unless the condition holds."""
 
     condition: Expr
     error: Expr
@@ -184,7 +187,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class PrimitiveCall:
-    """Any primitive (assign_header, log_msg …)."""
+    """Call any primitive (assign_header, log_msg …)."""
 
     primitive: Primitive
 
@@ -194,8 +197,8 @@ ParserOp = Extract | Set | Verify | Advance | PrimitiveCall
 
 @dataclass(frozen=True)
 class SelectKey:
-    """One element of a state's key: FieldRef, AccessField or Lookahead, `width` bits, which take up whole bytes in the
-    key."""
+    """One element of a state's key: FieldRef, AccessField or Lookahead, `width` bits, padded to whole
+    bytes in the key."""
 
     value: Expr
     width: int
@@ -203,8 +206,8 @@ class SelectKey:
 
 @dataclass(frozen=True)
 class Transition:
-    """Taken if key & mask == value & mask (mask None: all ones), or, if `vset` is given, if that parse value set holds
-    the key; `mask` is then over the set's width. `value` and `mask` are over the byte-padded key."""
+    """A transition, taken if key & mask == value & mask (mask None: all ones), or, if `vset` is given, if that parse
+    value set contains the key; `mask` is then over the set's width. `value` and `mask` are over the byte-padded key."""
 
     next_state: int
     value: int = 0
@@ -214,7 +217,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class ParseState(Named):
-    """`transitions` are tried in order; then `default` is taken."""
+    """A parser state. `transitions` are tried in order; then `default` is taken."""
 
     ops: tuple[ParserOp, ...]
     key: tuple[SelectKey, ...]
@@ -231,7 +234,7 @@ class Parser(Named):
 
 @dataclass(frozen=True)
 class ParseVSet(Named):
-    """A parse value set; its values have `width` bits (padding between fields not counted)."""
+    """A parse value set; its values have `width` bits (without padding between fields)."""
 
     width: int
 
@@ -255,7 +258,7 @@ class RegisterArray(Named):
 
 @dataclass(frozen=True)
 class CounterArray(Named):
-    """`table`: index of the table, if this is a direct counter."""
+    """A counter array. `table`: index of the table, for a direct counter."""
 
     size: int
     table: int | None = None
@@ -263,7 +266,8 @@ class CounterArray(Named):
 
 @dataclass(frozen=True)
 class MeterArray(Named):
-    """`counts_bytes`: rates are bytes, not packets. A direct meter has a `table` and writes its colour to `target`."""
+    """A meter array. `counts_bytes`: rates are in bytes, not packets. A direct meter has a `table` and writes its color
+    to `target`."""
 
     size: int
     rate_count: int
@@ -278,7 +282,7 @@ class MeterArray(Named):
 
 @dataclass(frozen=True)
 class CalcInput:
-    """A field, a header, a constant in `width` bits, or (None) the payload."""
+    """Input of a calculation: a field, a header, a constant of `width` bits, or (None) the payload."""
 
     value: FieldRef | e.HeaderRef | e.Const | None
     width: int = 0
@@ -292,7 +296,7 @@ class Calculation(Named):
 
 @dataclass(frozen=True)
 class Checksum(Named):
-    """`calculation`: an index, or None for the built-in type "ipv4" (over the target's own header)."""
+    """A checksum. `calculation`: an index, or None for the built-in type "ipv4" (over the target's own header)."""
 
     target: FieldRef
     calculation: int | None
@@ -321,7 +325,7 @@ class LearnList(Named):
 
 @dataclass(frozen=True)
 class KeyField:
-    """One field of a table's key. `kind`: "exact", "lpm", "ternary", "range" or "valid" (then `value` is a `$valid$`
+    """One field of a table's key. `kind`: "exact", "lpm", "ternary", "range" or "valid" (`value` is then a `$valid$`
     field). `mask` is applied to its value, if not None."""
 
     kind: str
@@ -343,7 +347,7 @@ class MatchParam:
 
 @dataclass(frozen=True)
 class Entry:
-    """A const entry; `action` is an index. The lowest priority wins."""
+    """A const entry; `action` is an index. The lowest priority value wins."""
 
     match: tuple[MatchParam, ...]
     action: int
@@ -354,7 +358,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class DefaultEntry:
-    """`const_action`: the action can't be changed; `const_entry`: nothing can."""
+    """A default entry. `const_action`: the action can't be changed; `const_entry`: neither can its arguments."""
 
     action: int
     args: tuple[int, ...]
@@ -367,11 +371,11 @@ SIMPLE, INDIRECT, INDIRECT_WS = "simple", "indirect", "indirect_ws"
 
 @dataclass(frozen=True)
 class Table(Named):
-    """A match-action table. `index` is its place in Program.tables. `match_type`: "exact", "lpm", "ternary", "range";
+    """A match-action table. `index` is its index in Program.tables. `match_type`: "exact", "lpm", "ternary", "range";
     `type`: SIMPLE, INDIRECT (action profile) or INDIRECT_WS (with selector).
 
-    Next nodes: `next_hit` and `next_miss` if `by_hit`, else `next_of_action[action index]`; a miss with no default
-    entry goes to `next_default`."""
+    Next nodes: `next_hit` and `next_miss` if `by_hit`, else `next_of_action[action index]`; a miss without a default
+    entry continues at `next_default`."""
 
     index: int
     match_type: str
@@ -403,7 +407,7 @@ class Conditional(Named):
 
 @dataclass(frozen=True)
 class ActionCall(Named):
-    """An action without parameters that is called outside any table."""
+    """A call of an action without parameters outside any table."""
 
     action: int
     next_node: int
@@ -414,8 +418,8 @@ Node = Table | Conditional | ActionCall
 
 @dataclass(frozen=True)
 class ActionProfile(Named):
-    """`selector`: index of the calculation that chooses a group's member (not in Program.calculations of the JSON, but
-    appended to them), or None. `actions`: those that its members may run."""
+    """An action profile. `selector`: index of the calculation that selects a group's member (not in the JSON's
+    calculations, but appended to Program.calculations), or None. `actions`: that its members may run."""
 
     max_size: int
     selector: int | None
@@ -424,16 +428,16 @@ class ActionProfile(Named):
 
 @dataclass(frozen=True)
 class Pipeline(Named):
-    """`init_node` is an index in Program.nodes."""
+    """A pipeline. `init_node` is an index in Program.nodes."""
 
     init_node: int
 
 
 @dataclass(frozen=True)
 class Program:
-    """A whole program. Tuples are in the order of the JSON; `nodes` holds tables, conditionals and action calls of all
-    pipelines; `tables` the tables among them. `errors` gives numbers by name. `aliases`: name that simple_switch
-    uses → FieldRef. `text` is the JSON as it was read."""
+    """A whole program. Tuples are in the order of the JSON; `nodes` contains tables, conditionals and action calls of
+    all pipelines; `tables` the tables among them. `errors`: number by name. `aliases`: name used by simple_switch →
+    FieldRef. `text` is the original JSON."""
 
     name: str
     headers: tuple[Header, ...]
@@ -459,7 +463,7 @@ class Program:
 
     @functools.cached_property
     def field_index(self) -> Mapping[str, FieldRef]:
-        """All fields by the name "header.field", and the aliases, which come first."""
+        """All fields by the name "header.field", and the aliases, which take precedence."""
         named = {
             f"{header.name}.{name}": FieldRef(header.index, index)
             for header in self.headers
@@ -477,18 +481,18 @@ class Program:
         return f"{header.name}.{'$valid$' if ref.field == VALID else header.type.fields[ref.field].name}"
 
     def field_width(self, ref: FieldRef) -> int:
-        """Bits."""
+        """Width of a field in bits."""
         return 1 if ref.field == VALID else self.headers[ref.header].type.fields[ref.field].width
 
     @property
     def is_psa(self) -> bool:
-        """Whether it is for the Portable Switch Architecture, not for simple_switch."""
+        """Whether the program is for the Portable Switch Architecture rather than simple_switch."""
         return any(parser.name == "ingress_parser" for parser in self.parsers)
 
     @functools.cached_property
     def sets_valid(self) -> frozenset[FieldRef]:
-        """The fields `$valid$` that parsers set, as p4c did for a while. In BMv2 such a field then differs from whether
-        its header is valid, by which headers are deparsed."""
+        """The fields `$valid$` that parsers set, as p4c generated for some time. In BMv2 such a field then differs from
+        the header's validity, which determines deparsing."""
         ops = (op for parser in self.parsers for state in parser.states for op in state.ops)
         return frozenset(op.dest for op in ops if isinstance(op, Set) and op.dest.field == VALID)
 

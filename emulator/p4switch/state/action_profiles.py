@@ -1,5 +1,5 @@
-"""The targets of table entries, and action profiles: members (an action with its arguments) that entries share, and
-groups of members among which a selector's hash chooses."""
+"""Targets of table entries, and action profiles: members (an action with its arguments) that entries share, and groups
+of members from which a selector's hash chooses."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -14,13 +14,13 @@ from switchml.errors import ControlError
 
 
 def table_error(code: str, message: str) -> ControlError:
-    """A ControlError of Thrift's TableOperationErrorCode (action profiles share it)."""
+    """A ControlError with a code of Thrift's TableOperationErrorCode (action profiles share it)."""
     return ControlError("Table", code, message)
 
 
 @dataclass(frozen=True)
 class RunAction:
-    """Run an action (its index in Program.actions) with these arguments."""
+    """Target: run an action (its index in Program.actions) with these arguments."""
 
     action: int
     args: tuple[int, ...] = ()
@@ -28,14 +28,14 @@ class RunAction:
 
 @dataclass(frozen=True)
 class UseMember:
-    """Run the action of a member of the table's action profile."""
+    """Target: run the action of a member of the table's action profile."""
 
     member: int
 
 
 @dataclass(frozen=True)
 class UseGroup:
-    """Run the action of the member that the selector chooses from a group."""
+    """Target: run the action of the member that the selector chooses from a group."""
 
     group: int
 
@@ -45,7 +45,8 @@ Target = RunAction | UseMember | UseGroup
 
 
 class ActionOwner:
-    """A table or an action profile, `title` in errors, which may run some `actions` of the program (their indices)."""
+    """A table or an action profile, called `title` in errors, which may run the program's actions with the indices
+    `actions`."""
 
     def __init__(self, program: ir.Program, actions: Sequence[int], title: str) -> None:
         self.program = program
@@ -53,14 +54,14 @@ class ActionOwner:
         self.title = title
 
     def action(self, name: str) -> int:
-        """The index of one of its actions. Raises INVALID_ACTION_NAME."""
+        """Index of one of its actions, by name. Raises INVALID_ACTION_NAME."""
         for index in self.actions:
             if self.program.actions[index].name == name:
                 return index
         raise table_error("INVALID_ACTION_NAME", f"{self.title} has no action {name!r}")
 
     def check_action(self, run: RunAction) -> None:
-        """Refuse an action that it does not have, or a wrong number of arguments."""
+        """Reject an action that is not in its list, or a wrong number of arguments."""
         if run.action not in self.actions:
             raise table_error("INVALID_ACTION_NAME", f"{self.title} does not have that action")
         action = self.program.actions[run.action]
@@ -71,16 +72,16 @@ class ActionOwner:
 
 @dataclass
 class Member:
-    """`uses`: entries and groups that refer to it."""
+    """A member. `uses`: number of entries and groups that refer to it."""
 
     run: RunAction
     uses: int = 0
 
 
 class Group:
-    """`members`: handle → weight; `uses`: entries that refer to it; `inactive`: members that are not eligible now.
-    `eligible`: what the hash indexes, in the engines' memory: active members in ascending order, each repeated by its
-    weight."""
+    """A group. `members`: handle → weight; `uses`: number of entries that refer to it; `inactive`: members that are
+    currently excluded. `eligible`: the array that the hash indexes, shared with the engines: active members in
+    ascending order, each repeated by its weight."""
 
     def __init__(self) -> None:
         self.members: dict[int, int] = {}
@@ -114,17 +115,18 @@ class Group:
 
 
 class ProfileObserver(Protocol):
-    """An engine that has the profile in another form. It is called under the profile's lock, after a change."""
+    """An engine that stores the profile in another format. Called under the profile's lock, after a change."""
 
     def member_changed(self, handle: int) -> None:
-        """A member was added, or has another action."""
+        """A member was added, or its action was changed."""
 
     def group_changed(self, handle: int) -> None:
-        """The members of a group, or those that are eligible."""
+        """The members of a group, or the eligible ones, have changed."""
 
 
 class ActionProfile(ActionOwner):
-    """`members` and `groups` by handle. `observers` are told of each change. Tables count their uses with `use`."""
+    """An action profile. `members` and `groups` by handle. `observers` are called after each change. Tables count their
+    references with `use`."""
 
     def __init__(self, profile: ir.ActionProfile, program: ir.Program, lock: RLock) -> None:
         super().__init__(program, profile.actions, f"action profile {profile.name}")
@@ -164,7 +166,7 @@ class ActionProfile(ActionOwner):
 
     @locked
     def add_member(self, run: RunAction) -> int:
-        """A new member; returns its handle."""
+        """Add a member; returns its handle."""
         self.check_action(run)
         handle = self.members.add(Member(run))
         self._member_changed(handle)
@@ -178,22 +180,22 @@ class ActionProfile(ActionOwner):
 
     @locked
     def delete_member(self, handle: int) -> None:
-        """Remove a member that nothing uses."""
+        """Delete an unused member."""
         if self.member(handle).uses:
             raise table_error("MBR_STILL_USED", f"member {handle} of {self.name} is still used")
         self.members.release(handle)
 
     @locked
     def create_group(self) -> int:
-        """A new, empty group; returns its handle. As in BMv2, a profile without selector takes it, too; no entry can
-        use it then."""
+        """Create an empty group; returns its handle. As in BMv2, this is also possible in a profile without selector,
+        where no entry can use it."""
         handle = self.groups.add(Group())
         self._group_changed(handle)
         return handle
 
     @locked
     def delete_group(self, handle: int) -> None:
-        """Remove a group that no entry uses; its members stay."""
+        """Delete an unused group; its members remain."""
         group = self.group(handle)
         if group.uses:
             raise table_error("GRP_STILL_USED", f"group {handle} of {self.name} is still used")
@@ -225,7 +227,7 @@ class ActionProfile(ActionOwner):
 
     @locked
     def set_inactive(self, group: int, members: frozenset[int]) -> None:
-        """Exclude members from the selector's choice in a group."""
+        """Exclude members of a group from the selector's choice."""
         changed = self.group(group)
         if changed.inactive != members:
             changed.set_inactive(members)
@@ -247,7 +249,7 @@ class ActionProfile(ActionOwner):
                 self.add_to_group(member, group, weight)
 
     def use(self, target: Target | None, by: int = 1) -> None:
-        """Count references from a table, `by` more or fewer."""
+        """Change the reference count of a target by `by`."""
         if isinstance(target, UseMember):
             self.member(target.member).uses += by
         elif isinstance(target, UseGroup):

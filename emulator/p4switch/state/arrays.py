@@ -1,7 +1,7 @@
-"""Register, counter and meter arrays: NumPy arrays that both engines and the control plane share.
+"""Register, counter and meter arrays: NumPy arrays shared by both engines and the control plane.
 
 Register cells are unsigned numbers of any width, stored as 64-bit limbs, the least significant first. All methods for
-the control plane hold the switch's lock and raise ControlError.
+the control plane acquire the switch's lock and raise ControlError.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from switchml.errors import ControlError
 
 
 class CellArray:
-    """What arrays of one cell per index share. `operation` is that of their ControlErrors."""
+    """Base class of arrays with one cell per index. `operation` is that of their ControlErrors."""
 
     operation: ClassVar[str]
     data: np.ndarray
@@ -40,7 +40,7 @@ class CellArray:
 
 
 class RegisterArray(CellArray):
-    """`data`: (size, limbs) uint64, limb 0 least significant; `width` in bits."""
+    """A register array. `data`: (size, limbs) uint64, limb 0 least significant; `width` in bits."""
 
     operation = "Register"
 
@@ -50,11 +50,11 @@ class RegisterArray(CellArray):
         self.data = np.zeros((array.size, (array.width + 63) // 64), dtype="<u8")
 
     def __getitem__(self, index: int) -> int:
-        """The value of a cell; no lock, no check: for the packet path."""
+        """Value of a cell, without lock or range check, for the packet path."""
         return int.from_bytes(self.data[index].tobytes(), "little")
 
     def __setitem__(self, index: int, value: int) -> None:
-        """Store the low bits of `value`; no lock, no check: for the packet path."""
+        """Store the low bits of `value`, without lock or range check, for the packet path."""
         raw = stored_in_register(value, self.width).to_bytes(8 * self.data.shape[1], "little")
         self.data[index] = np.frombuffer(raw, dtype="<u8")
 
@@ -83,7 +83,7 @@ class RegisterArray(CellArray):
 
 
 class CounterArray(CellArray):
-    """`data`: (size, 2) uint64, packets and bytes."""
+    """A counter array. `data`: (size, 2) uint64, packets and bytes."""
 
     operation = "Counter"
 
@@ -93,7 +93,7 @@ class CounterArray(CellArray):
         self.data = np.zeros((array.size, 2), dtype=np.uint64)
 
     def count(self, index: int, n_bytes: int) -> None:
-        """Count a packet; no lock, no check: for the packet path."""
+        """Count a packet, without lock or range check, for the packet path."""
         self.data[index] += np.array((1, n_bytes), dtype=np.uint64)
 
     @locked
@@ -109,14 +109,14 @@ class CounterArray(CellArray):
 
 
 class MeterArray(CellArray):
-    """Token buckets, one bucket a rate, as BMv2 runs them (RFC 2698 for two rates). Each fills at `rate` units (packets
-    or bytes) per microsecond up to `burst`. A packet takes its size from each bucket, the fastest first; the first that
-    has too few tokens determines the colour: its number, counted from 1 (two rates: 1 yellow, 2 red). A meter without
-    rates gives 0, green.
+    """Token-bucket meters, with one bucket per rate, as in BMv2 (RFC 2698 for two rates). Each bucket fills at `rate`
+    units (packets or bytes) per microsecond up to `burst`. A packet takes its size from each bucket, the fastest first;
+    the first bucket with too few tokens determines the color: its number, counted from 1 (two rates: 1 yellow, 2 red).
+    A meter without rates returns 0, green.
 
-    `configured`: (size,) bool; `rate`: (size, rates) float64 units/µs; `burst`, `tokens`, `last`: (size, rates)
-    uint64, `last` being the tokens produced between time 0 and the bucket's last update. Rates ascend along the last
-    axis."""
+    `configured`: (size,) bool; `rate`: (size, rates) float64 units/µs; `burst`, `tokens`, `last`: (size, rates) uint64,
+    where `last` is the number of tokens produced between time 0 and the bucket's last update. Rates ascend along the
+    last axis."""
 
     operation = "Meter"
 
@@ -133,7 +133,7 @@ class MeterArray(CellArray):
         self.last = np.zeros(shape, dtype=np.uint64)
 
     def execute(self, index: int, n_bytes: int, now_us: int, pre_color: int = 0) -> int:
-        """The colour of a packet of `n_bytes` bytes; no check: for the packet path."""
+        """Color of a packet of `n_bytes` bytes, without range check, for the packet path."""
         if not self.configured[index]:
             return 0
         cost = n_bytes if self.counts_bytes else 1
@@ -179,7 +179,7 @@ class MeterArray(CellArray):
 
     @locked
     def get_rates(self, index: int) -> list[tuple[float, int]]:
-        """The rates set, the lowest first; [] if none are."""
+        """The configured rates, the lowest first; [] if not configured."""
         self._check(index)
         if not self.configured[index]:
             return []

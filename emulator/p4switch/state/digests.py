@@ -1,5 +1,5 @@
-"""Digests (BMv2's learning engine): samples are collected in a buffer that is sent when it is full or old enough, and a
-sample is not sent a second time until the receiver has acknowledged it."""
+"""Digests (BMv2's learning engine): samples are collected in a buffer that is sent when it is full or its timeout
+expires, and a sample is not resent until the receiver has acknowledged it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from emulator.p4switch.state.handles import locked
 from switchml.errors import ControlError
 
 MAX_SAMPLES = 16
-"""Samples that fill a buffer by default."""
+"""Default number of samples that fill a buffer."""
 TIMEOUT_MS = 1000
-"""Age at which a buffer is sent by default."""
+"""Default age at which a buffer is sent."""
 
 
 @dataclass(frozen=True)
 class Digest:
-    """A buffer that was sent: `samples` are tuples of field values, in order; `buffer_id` numbers a list's buffers."""
+    """A sent buffer: `samples` are tuples of field values, in order; `buffer_id` numbers a list's buffers."""
 
     list_id: int
     buffer_id: int
@@ -25,7 +25,7 @@ class Digest:
 
 
 class DigestList:
-    """One learn list. `widths`: bits of each value of a sample. `listeners` are called with each Digest sent."""
+    """One learn list. `widths`: bits of each value of a sample. `listeners` are called with each sent Digest."""
 
     def __init__(
         self, learn_list: ir.LearnList, widths: tuple[int, ...], lock: RLock, clock: Callable[[], int]
@@ -49,7 +49,7 @@ class DigestList:
 
     @locked
     def add(self, sample: tuple[int, ...]) -> None:
-        """Add a sample, unless it waits for acknowledgement already."""
+        """Add a sample, unless it is already waiting for acknowledgement."""
         if sample in self.known:
             return
         self.known.add(sample)
@@ -72,12 +72,13 @@ class DigestList:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are samples that a time-out will send."""
+        """Whether there are samples that a timeout will send."""
         return bool(self.pending and self.timeout_us)
 
     @locked
     def poll(self) -> int | None:
-        """Send the buffer if it is old enough; else µs until it will be, or None if there is nothing to wait for."""
+        """Send the buffer if its timeout has expired. Otherwise returns µs until it will expire, or None if there is
+        none."""
         if not self.is_waiting:
             return None
         left = self.started_us + self.timeout_us - self.clock()
@@ -88,7 +89,7 @@ class DigestList:
 
     @locked
     def acknowledge(self, buffer_id: int, samples: Iterable[int] | None = None) -> None:
-        """Allow samples of a buffer (by their number there; None: all) to be sent again. Unknown ones are ignored."""
+        """Release samples of a buffer (by their number in it; None: all) for resending. Unknown ones are ignored."""
         buffer = self.unacknowledged.get(buffer_id, {})
         for number in list(buffer) if samples is None else list(samples):
             self.known.discard(buffer.pop(number, None))
@@ -97,14 +98,14 @@ class DigestList:
 
     @locked
     def set_timeout(self, timeout_ms: int) -> None:
-        """Age at which a buffer is sent; 0: only when it is full."""
+        """Set the age at which a buffer is sent; 0: only when it is full."""
         if timeout_ms < 0:
             raise ControlError("Learn", "ERROR", f"a time-out can't be negative: {timeout_ms} ms")
         self.timeout_us = 1000 * timeout_ms
 
     @locked
     def set_max_samples(self, n: int) -> None:
-        """Samples that fill a buffer."""
+        """Set the number of samples that fill a buffer."""
         if n < 1:
             raise ControlError("Learn", "ERROR", f"a buffer must hold at least one sample, not {n}")
         self.max_samples = n

@@ -1,5 +1,5 @@
 """Handles as BMv2 assigns them: the smallest free number, and for table entries a version in the upper byte; and
-decorators."""
+locking decorators."""
 
 import heapq
 from collections.abc import Callable, Mapping
@@ -28,11 +28,11 @@ class Handled(dict[int, T]):
 
     @property
     def end(self) -> int:
-        """All numbers in use are below it."""
+        """Upper bound: all numbers in use are below it."""
         return self._next
 
     def add(self, item: T) -> int:
-        """Store an object under the smallest free number, which is returned."""
+        """Store an object under the smallest free number; returns that number."""
         handle = self.next_handle
         if self._free:
             heapq.heappop(self._free)
@@ -42,7 +42,7 @@ class Handled(dict[int, T]):
         return handle
 
     def release(self, handle: int) -> None:
-        """Remove an object; its number is free from now on."""
+        """Remove an object and free its number."""
         del self[handle]
         heapq.heappush(self._free, handle)
 
@@ -57,7 +57,7 @@ class Handled(dict[int, T]):
 
 
 def entry_handle(version: int, index: int) -> int:
-    """An entry's handle: 8 bits of version above 24 bits of index."""
+    """Handle of an entry: 8 bits of version above 24 bits of index."""
     return (version & 0xFF) << INDEX_BITS | index
 
 
@@ -70,7 +70,7 @@ def version_of(handle: int) -> int:
 
 
 class Lockable(Protocol):
-    """A part of the switch's state; all share one lock."""
+    """A part of the switch's state; all parts share one lock."""
 
     lock: RLock
 
@@ -86,7 +86,7 @@ V = TypeVar("V", bound=Versioned)
 
 
 def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """A method that holds `self.lock` while it runs."""
+    """Decorator: run the method under `self.lock`."""
 
     @wraps(method)
     def with_lock(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -97,7 +97,7 @@ def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P]
 
 
 def changing(method: Callable[Concatenate[V, P], T]) -> Callable[Concatenate[V, P], T]:
-    """A method that holds `self.lock` while it runs, and then counts the change in `self.version`."""
+    """Decorator: run the method under `self.lock`, then increment `self.version`."""
 
     @wraps(method)
     def with_version(self: V, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,7 +1,7 @@
 """The packet replication engine: the copies of a multicast group (BMv2's simple_pre_lag), and mirroring sessions.
 
 A group lists nodes in the order in which they were associated; a node has a replication id and the ports and LAGs that
-it copies to. Copies come node by node, ports ascending, then one port of each LAG.
+it copies to. Copies are ordered by node, with ascending ports first, then one port of each LAG.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from emulator.p4switch.state.handles import Handled, locked
 from switchml.errors import ControlError
 
 MAX_PORTS = 512
-"""Ports, and the LAGs of a node, are below this."""
+"""Upper bound of ports, and of the LAGs of a node."""
 MAX_LAG = 256
-"""The highest LAG that may have members."""
+"""The highest LAG that can have members."""
 LAG_HASH = 0xFF
-"""BMv2's constant in place of a hash that chooses a LAG's member."""
+"""BMv2's constant that replaces a hash for selecting a LAG's member."""
 MAX_SESSION = 32767
-"""The highest mirroring session."""
+"""The highest mirroring session id."""
 
 
 def _error(code: str, message: str) -> ControlError:
@@ -28,7 +28,7 @@ def _error(code: str, message: str) -> ControlError:
 
 @dataclass
 class Node:
-    """`ports` and `lags` ascend; `group`: what it is associated with."""
+    """A multicast node. `ports` and `lags` are ascending; `group`: the group it is associated with."""
 
     rid: int
     ports: tuple[int, ...]
@@ -39,8 +39,8 @@ class Node:
 
 @dataclass
 class Replication:
-    """`groups`: mgid → handles of nodes; `nodes` by handle; `lags`: index → ports. `observers`, the engines that have
-    the groups in another form, are called with each group that has changed, under the lock."""
+    """Multicast groups, nodes and LAGs. `groups`: mgid → handles of nodes; `nodes` by handle; `lags`: index → ports.
+    `observers`, engines that store the groups in another format, are called with each changed group, under the lock."""
 
     lock: RLock
     max_groups: int = 4096
@@ -91,8 +91,9 @@ class Replication:
 
     @locked
     def create_group(self, mgid: int) -> int:
-        """A new, empty group (one that exists stays as it is); its handle is its id. BMv2 creates groups under the
-        unsigned number and looks them up by the signed one: it accepts a negative one, and doesn't find it again."""
+        """Create an empty group (an existing one is unchanged); its handle is its id. BMv2 stores groups under the
+        unsigned number but looks them up by the signed one: it accepts a negative id, but doesn't find the group again.
+        """
         mgid &= 0xFFFFFFFF
         if mgid not in self.groups and len(self.groups) >= self.max_groups:
             raise _error("TABLE_FULL", f"there can't be more than {self.max_groups} multicast groups")
@@ -102,14 +103,14 @@ class Replication:
 
     @locked
     def destroy_group(self, mgid: int) -> None:
-        """Nodes stay, and stay associated with it, as in BMv2: they can be dissociated only once a group of that number
-        exists anew. A group that does not exist is no error."""
+        """Delete a group. As in BMv2, its nodes remain, and remain associated with it: they can be dissociated only
+        once a group of that number exists again. A missing group is not an error."""
         self.groups.pop(mgid, None)
         self._changed(mgid)
 
     @locked
     def create_node(self, rid: int, ports: Iterable[int], lags: Iterable[int] = ()) -> int:
-        """A new node, associated with nothing; returns its handle."""
+        """Create a node without a group; returns its handle."""
         if len(self.nodes) >= self.max_nodes:
             raise _error("TABLE_FULL", f"there can't be more than {self.max_nodes} multicast nodes")
         node = Node(rid & 0xFFFFFFFF, self._members(ports, MAX_PORTS, "port"), self._members(lags, MAX_PORTS, "LAG"))
@@ -144,7 +145,7 @@ class Replication:
 
     @locked
     def destroy_node(self, handle: int) -> None:
-        """Remove a node, also from its group."""
+        """Delete a node and remove it from its group."""
         node = self._node(handle)
         if node.group is not None and handle in self.groups.get(node.group, ()):
             self.groups[node.group].remove(handle)
@@ -161,7 +162,7 @@ class Replication:
 
     @locked
     def describe(self) -> dict[str, list[dict[str, Any]]]:
-        """The whole state, in the form of BMv2's bm_mc_get_entries."""
+        """The whole state, in the format of BMv2's bm_mc_get_entries."""
         return {
             "mgrps": [{"id": mgid, "l1_handles": list(nodes)} for mgid, nodes in sorted(self.groups.items())],
             "l1_handles": [
@@ -177,7 +178,7 @@ class Replication:
 
     @locked
     def restore(self, saved: dict[str, list[dict[str, Any]]]) -> None:
-        """Replace all by the result of `describe`."""
+        """Replace the whole state by a result of `describe`."""
         members = {item["handle"]: (tuple(item["ports"]), tuple(item["lags"])) for item in saved["l2_handles"]}
         nodes = {
             item["handle"]: Node(item["rid"], *members[item["l2_handle"]], item["l2_handle"])
@@ -203,7 +204,7 @@ class Replication:
 
 @dataclass(frozen=True)
 class Session:
-    """Where a clone goes: a port, a multicast group, or both."""
+    """Destination of clones: a port, a multicast group, or both."""
 
     port: int | None = None
     mgid: int | None = None
@@ -211,7 +212,8 @@ class Session:
 
 @dataclass
 class Mirroring:
-    """`sessions`: id → Session. `observers` are called with the id of each session that has changed, under the lock."""
+    """Mirroring sessions. `sessions`: id → Session. `observers` are called with the id of each changed session, under
+    the lock."""
 
     lock: RLock
     sessions: dict[int, Session] = field(default_factory=dict)
@@ -224,7 +226,7 @@ class Mirroring:
 
     @locked
     def add(self, session: int, port: int | None = None, mgid: int | None = None) -> None:
-        """Set or replace a session."""
+        """Create or replace a session."""
         if not 0 <= session <= MAX_SESSION:
             problem = f"a mirroring session is at most {MAX_SESSION}, not {session}"
             raise ControlError("Mirroring", "SESSION_NOT_FOUND", problem)

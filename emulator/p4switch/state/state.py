@@ -1,8 +1,9 @@
-"""All that the control plane of a switch can see or change except its ports: one `State` for each running program.
+"""All state that the control plane of a switch can read or change, except its ports: one `State` for each running
+program.
 
-Both engines read and write the arrays here while packets pass; Thrift and P4Runtime call the methods, which take and
-return plain values, hold the switch's lock, and raise ControlError with BMv2's error codes. Objects are looked up by
-name with `table`, `register` and so on; the lists are in the order of the program's tuples.
+Both engines read and write the arrays here during packet processing; Thrift and P4Runtime call the methods, which take
+and return plain values, acquire the switch's lock, and raise ControlError with BMv2's error codes. Objects are looked
+up by name with `table`, `register` and so on; the lists are in the order of the program's tuples.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from switchml.errors import ControlError, ProgramError
 T = TypeVar("T")
 ArrayT = TypeVar("ArrayT", ir.RegisterArray, ir.CounterArray, ir.MeterArray)
 QueueSettings = dict[tuple[int | None, int | None], int]
-"""(port or all, queue or all) → a number."""
+"""(port or None for all, queue or None for all) → a number."""
 
 QUEUE_DEPTH = 64
-"""Packets that an egress queue holds by default."""
+"""Default capacity of an egress queue in packets."""
 NS_PER_S = 1_000_000_000
 
 
 class VSetObserver(Protocol):
-    """An engine that has a value set in another form. It is called under the set's lock, after a change."""
+    """An engine that stores a value set in another format. Called under the set's lock, after a change."""
 
     def added(self, value: int) -> None: ...
 
@@ -41,7 +42,7 @@ class VSetObserver(Protocol):
 
 
 class ParseVSet:
-    """The values of a parse value set, each of `width` bits. `observers` are told of each change."""
+    """The values of a parse value set, each of `width` bits. `observers` are called after each change."""
 
     def __init__(self, vset: ir.ParseVSet, lock: RLock) -> None:
         self.name = vset.name
@@ -56,7 +57,7 @@ class ParseVSet:
 
     @locked
     def add(self, value: int) -> None:
-        """Add a value (it may be present already)."""
+        """Add a value, which may already be present."""
         self._check(value)
         if value not in self.values:
             self.values.add(value)
@@ -65,7 +66,7 @@ class ParseVSet:
 
     @locked
     def remove(self, value: int) -> None:
-        """Remove a value (it need not be present)."""
+        """Remove a value, which need not be present."""
         self._check(value)
         if value in self.values:
             self.values.remove(value)
@@ -85,7 +86,8 @@ class ParseVSet:
 
 class Queues:
     """Depth (packets) and rate (packets/s, 0: unlimited) of the egress queues. The most specific setting applies: a
-    queue's, else its port's, else that of all. Negative numbers count as BMv2's unsigned ones: no limit."""
+    queue's, else its port's, else the global one. Negative numbers are treated as in BMv2, as unsigned numbers: no
+    limit."""
 
     def __init__(self, lock: RLock) -> None:
         self.lock = lock
@@ -95,13 +97,13 @@ class Queues:
 
     @changing
     def set_depth(self, depth: int, port: int | None = None, priority: int | None = None) -> None:
-        """Set it for a queue, for all queues of a port, or for all; more specific settings are dropped."""
+        """Set the depth of a queue, of all queues of a port, or of all; more specific settings are dropped."""
         self._set(self._depth, depth & 0xFFFFFFFF, port, priority)
 
     @changing
     def set_rate(self, rate_pps: int, port: int | None = None, priority: int | None = None) -> None:
-        """As set_depth."""
-        is_limit = 0 <= rate_pps <= NS_PER_S  # BMv2 keeps the time between packets in whole ns
+        """Set the rate, as set_depth sets the depth."""
+        is_limit = 0 <= rate_pps <= NS_PER_S  # BMv2 stores the time between packets in whole ns
         self._set(self._rate, rate_pps if is_limit else 0, port, priority)
 
     @staticmethod
@@ -112,16 +114,16 @@ class Queues:
         settings[port, priority] = value
 
     def depth(self, port: int, priority: int = 0) -> int:
-        """Packets that a queue holds."""
+        """Capacity of a queue in packets."""
         return self._get(self._depth, port, priority)
 
     def rate(self, port: int, priority: int = 0) -> int:
-        """Packets/s that leave a queue at most; 0: no limit."""
+        """Maximum packets/s that leave a queue; 0: no limit."""
         return self._get(self._rate, port, priority)
 
     @property
     def are_paced(self) -> bool:
-        """Whether a packet may have to wait or be dropped: a queue has a rate, or no room."""
+        """Whether a packet may have to wait or be dropped: a queue has a rate limit, or zero capacity."""
         return any(self._rate.values()) or not all(self._depth.values())
 
     @staticmethod
@@ -137,7 +139,8 @@ def _array(make: Callable[[ArrayT, RLock], T], array: ArrayT, lock: RLock) -> T:
 
 
 def _finder(kind: type[T], parts: str, operation: str, sort: str) -> Callable[[State, str], T]:
-    """The method that finds a part by name, but not a direct counter, which is its table's. Raises INVALID_…_NAME."""
+    """A method that finds a part by name, except direct counters, which belong to their table. Raises
+    INVALID_…_NAME."""
     code = f"INVALID_{parts.removesuffix('s').upper()}_NAME"
 
     def find(self: State, name: str) -> T:
@@ -151,7 +154,8 @@ def _finder(kind: type[T], parts: str, operation: str, sort: str) -> Callable[[S
 
 
 class State:
-    """`clock` returns µs since the switch started. Raises ProgramError if the program's own entries are refused."""
+    """The state of `program`. `clock` returns µs since the switch started. Raises ProgramError if the program's own
+    entries are invalid."""
 
     def __init__(self, program: ir.Program, clock: Callable[[], int] = lambda: 0, lock: RLock | None = None) -> None:
         self.program = program
@@ -193,7 +197,7 @@ class State:
     parse_vset = _finder(ParseVSet, "parse_vsets", "ParseVSet", "parse value set")
 
     def digest(self, list_id: int) -> DigestList:
-        """Raises INVALID_LIST_ID."""
+        """A digest by the id of its list. Raises INVALID_LIST_ID."""
         for digest in self.digests:
             if digest.list.id == list_id:
                 return digest
@@ -211,7 +215,7 @@ class State:
     def set_crc(self, name: str, parameters: hashes.Crc) -> None:
         """Set the parameters of a calculation with the algorithm crc{width}_custom."""
         function = self._hash(name, "Crc")
-        # BMv2 makes all CRCs of its long list from the custom ones, but crc16 and crc32 are separate.
+        # In BMv2 all CRCs of its long list are instances of the custom ones, but crc16 and crc32 are separate.
         if (
             function.crc is None
             or function.crc.width != parameters.width
@@ -233,8 +237,8 @@ class State:
 
     @locked
     def reset(self) -> None:
-        """Reset everything as when the program was loaded, but without the program's own entries, which BMv2's
-        reset_state removes, too."""
+        """Reset everything to the state after loading the program, except that the program's own entries are removed,
+        as by BMv2's reset_state."""
         for table in self.tables:
             table.clear(reset_default=True)
         parts: list[Any] = [self.replication, self.mirroring]

@@ -1,12 +1,12 @@
-"""Match-action tables: their entries, default entry, direct counters and meters, time-outs, and the lookup.
+"""Match-action tables: their entries, default entry, direct counters and meters, timeouts, and the lookup.
 
 Each new entry gets the smallest free index; per-entry numbers are NumPy arrays over the indices. An entry's handle is
-its index with a version that grows when the index is reused.
+its index with a version that is incremented when the index is reused.
 
-Matching is BMv2's, which compares keys byte by byte: a field that is not a multiple of 8 bits wide is padded on the
-left, and a prefix length counts the padding. Among ternary or range entries the lowest priority number wins, and among
-equal ones the lowest index. Priorities mean nothing in exact and lpm tables. Changes cost what their entry costs, in
-tables of any size.
+Matching is BMv2's, which compares keys byte by byte: a field whose width is not a multiple of 8 bits is padded on the
+left, and a prefix length includes the padding. Among ternary or range entries the lowest priority number wins, and
+among equal ones the lowest index. Priorities are ignored in exact and lpm tables. The cost of a change does not depend
+on the table's size.
 """
 
 from bisect import bisect_left
@@ -38,15 +38,16 @@ _TARGETS: dict[str, tuple[type, ...]] = {
     ir.INDIRECT: (UseMember,),
     ir.INDIRECT_WS: (UseMember, UseGroup),
 }
-"""Type of a table → what its entries may refer to."""
+"""Type of a table → allowed targets of its entries."""
 MAX_PRIORITY = (1 << 31) - 1
-"""Thrift's i32."""
+"""Maximum priority, as Thrift's i32."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One entry. `match` is in the order of the table's key, its values cut to the fields' widths. `priority` is -1 in
-    exact and lpm tables. `key`: what no two entries share; `index`, `cover`, `value` and `rank` as in TupleSpace."""
+    """One entry. `match` is in the order of the table's key, with values truncated to the fields' widths. `priority` is
+    -1 in exact and lpm tables. `key`: the unique identity of the entry; `index`, `cover`, `value` and `rank` as in
+    TupleSpace."""
 
     handle: int
     match: tuple[ir.MatchParam, ...]
@@ -60,13 +61,14 @@ class Entry:
 
 
 def prefix_mask(width: int, length: int) -> int:
-    """The bits that a prefix covers, of a field that is padded on the left to whole bytes (see above)."""
+    """The bits covered by a prefix of a field that is padded on the left to whole bytes (see the
+    module's docstring)."""
     covered = max(length - (8 * n_bytes(width) - width), 0)
     return mask(covered) << (width - covered)
 
 
 def _cover(param: ir.MatchParam, width: int) -> int:
-    """The bits of a field that an entry looks at; of a range none: it is tried when the rest matches."""
+    """The bits of a field that an entry compares; none for a range, which is checked when the rest matches."""
     if param.kind == "ternary":
         return param.extra & mask(width)
     if param.kind == "lpm":
@@ -75,7 +77,7 @@ def _cover(param: ir.MatchParam, width: int) -> int:
 
 
 class TableObserver(Protocol):
-    """An engine that has the table in another form. It is called under the table's lock, after a change."""
+    """An engine that stores the table in another format. Called under the table's lock, after a change."""
 
     def added(self, entry: Entry) -> None: ...
 
@@ -86,15 +88,15 @@ class TableObserver(Protocol):
     def default_changed(self) -> None: ...
 
     def cleared(self) -> None:
-        """All entries are gone."""
+        """All entries were removed."""
 
 
 class MatchTable(ActionOwner):
-    """`entries`: index → Entry; `space`: where they are looked up; `observers` are told of each change of entries or
-    default.
+    """A match-action table. `entries`: index → Entry; `space`: their lookup structure; `observers` are called after
+    each change of entries or default.
 
-    Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64); and those that the
-    program has of `direct_counter` and `direct_meter`."""
+    Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64); and, if the
+    program has them, `direct_counter` and `direct_meter`."""
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class MatchTable(ActionOwner):
 
     @property
     def has_priorities(self) -> bool:
-        """Whether entries are chosen by priority."""
+        """Whether entries are selected by priority."""
         return self.table.match_type in ("ternary", "range")
 
     def lookup(self, values: Sequence[int]) -> Entry | None:
@@ -153,14 +155,15 @@ class MatchTable(ActionOwner):
         return all(param.value <= value <= param.extra for param, value in params if param.kind == "range")
 
     def hit(self, entry: Entry, n_bytes_: int) -> None:
-        """Count a packet that matched."""
+        """Count a matching packet."""
         self._counter.count(entry.index, n_bytes_)
         self.last_hit_us[entry.index] = self.clock()
 
     # Keys of entries
 
     def _entry(self, handle: int, match: Sequence[ir.MatchParam], priority: int, target: Target) -> Entry:
-        """An entry in the form in which it is stored. Raises NO_TABLE_KEY, BAD_MATCH_KEY, or ERROR for a priority."""
+        """Create an entry in its stored format. Raises NO_TABLE_KEY, BAD_MATCH_KEY, or ERROR for an
+        invalid priority."""
         fields = self.table.key
         if not fields:
             raise table_error("NO_TABLE_KEY", f"table {self.name} has no key")
@@ -183,7 +186,7 @@ class MatchTable(ActionOwner):
         return Entry(handle, stored, priority, target, key, index, cover, value, level << INDEX_BITS | index)
 
     def _stored(self, param: ir.MatchParam, field: ir.KeyField, width: int) -> ir.MatchParam:
-        """A field of a key in the form in which it is stored."""
+        """A field of a key in its stored format."""
 
         def bad(problem: str) -> Exception:
             return table_error("BAD_MATCH_KEY", f"table {self.name}, field {field.name}: {problem}")
@@ -202,7 +205,7 @@ class MatchTable(ActionOwner):
             raise bad(f"the range {value:#x} to {extra:#x} is empty")
         if kind == "ternary":
             value &= extra
-        if kind == "lpm" and self.has_priorities:  # stored as a mask, to which the value is cut
+        if kind == "lpm" and self.has_priorities:  # stored as a mask, which is applied to the value
             value &= prefix_mask(width, extra)
         if field.mask is not None:
             value &= field.mask
@@ -216,7 +219,7 @@ class MatchTable(ActionOwner):
         if isinstance(target, RunAction):
             self.check_action(target)
             return
-        assert self.profile is not None  # as in every indirect table
+        assert self.profile is not None  # guaranteed for every indirect table
         if isinstance(target, UseMember):
             self.profile.member(target.member)
         elif not self.profile.group(target.group).members:
@@ -250,7 +253,7 @@ class MatchTable(ActionOwner):
 
     @locked
     def add(self, match: Sequence[ir.MatchParam], target: Target, priority: int = 0) -> int:
-        """A new entry; returns its handle."""
+        """Add an entry; returns its handle."""
         self.check_mutable()
         self._check_target(target)
         index = self.entries.next_handle
@@ -265,7 +268,7 @@ class MatchTable(ActionOwner):
         return entry.handle
 
     def _start(self, entry: Entry) -> None:
-        """Give a new entry counters of its own."""
+        """Register a new entry and reset its counters."""
         self._by_key[entry.key] = entry
         self.counters[entry.index] = 0
         self.timeout_us[entry.index] = 0
@@ -273,7 +276,7 @@ class MatchTable(ActionOwner):
         self._use(entry.target)
 
     def _announce(self, entry: Entry) -> None:
-        """Have a new entry looked up."""
+        """Add a new entry to the lookup and notify observers."""
         self.space.add(entry.cover, entry.value, entry.rank)
         for observer in self.observers:
             observer.added(entry)
@@ -319,12 +322,12 @@ class MatchTable(ActionOwner):
 
     @locked
     def all_entries(self) -> list[Entry]:
-        """All entries by index."""
+        """All entries, ordered by index."""
         return [self.entries[index] for index in sorted(self.entries)]
 
     @locked
     def entries_of_match(self, match: Sequence[ir.MatchParam], priority: int | None = None) -> list[Entry]:
-        """The entries that match the same keys, of one priority or of any, by index. Raises BAD_MATCH_KEY."""
+        """The entries with the same match, of one priority or of any, ordered by index. Raises BAD_MATCH_KEY."""
         sought = self._entry(0, match, priority or 0, RunAction(0))
         bucket = self.space.bucket(sought.cover, sought.value)
         if priority is not None and self.has_priorities:
@@ -336,7 +339,7 @@ class MatchTable(ActionOwner):
 
     @locked
     def entry_from_key(self, match: Sequence[ir.MatchParam], priority: int = 0) -> Entry:
-        """The entry with exactly this key (and priority, where there are priorities). Raises BAD_MATCH_KEY."""
+        """The entry with exactly this key (and priority, in tables with priorities). Raises BAD_MATCH_KEY."""
         key = self._entry(0, match, priority, RunAction(0)).key
         if key not in self._by_key:
             raise table_error("BAD_MATCH_KEY", f"table {self.name} has no entry with this key")
@@ -344,7 +347,7 @@ class MatchTable(ActionOwner):
 
     @locked
     def clear(self, reset_default: bool = False) -> None:
-        """Remove all entries, const ones too as BMv2 does, and reset the default on request."""
+        """Remove all entries, including const ones as in BMv2, and optionally reset the default."""
         for entry in self.entries.values():
             self._use(entry.target, -1)
         self.timeout_us[: self.entries.end] = 0
@@ -361,7 +364,7 @@ class MatchTable(ActionOwner):
 
     @locked
     def set_default(self, target: Target) -> None:
-        """Change the target of a miss."""
+        """Set the target of a miss."""
         const = self.table.default
         if const is not None and const.const_entry:
             raise table_error("DEFAULT_ENTRY_IS_CONST", f"the default entry of table {self.name} is const")
@@ -389,7 +392,7 @@ class MatchTable(ActionOwner):
             raise table_error("NO_DEFAULT_ENTRY", f"table {self.name} has no default entry")
         return self.default
 
-    # Counters, meters, time-outs
+    # Counters, meters, timeouts
 
     def _counters(self) -> CounterArray:
         if self.direct_counter is None:
@@ -403,7 +406,7 @@ class MatchTable(ActionOwner):
 
     @locked
     def read_counter(self, handle: int) -> tuple[int, int]:
-        """(packets, bytes) that hit an entry. Raises COUNTERS_DISABLED."""
+        """(packets, bytes) of an entry's hits. Raises COUNTERS_DISABLED."""
         return self._counters().read(self._index(handle))
 
     @locked
@@ -425,7 +428,7 @@ class MatchTable(ActionOwner):
 
     @locked
     def set_timeout(self, handle: int, timeout_ms: int) -> None:
-        """Set how long an entry may go without a hit before `expired` reports it; 0: for any time."""
+        """Set the time without a hit after which `expired` reports an entry; 0: never."""
         if not self.table.support_timeout:
             raise table_error("AGEING_DISABLED", f"the entries of table {self.name} do not age")
         index = self._index(handle)
@@ -434,7 +437,7 @@ class MatchTable(ActionOwner):
 
     @locked
     def life_ms(self, handle: int) -> tuple[int, int] | None:
-        """(time-out, time since the last hit) of an entry in ms, or None in a table without ageing."""
+        """(timeout, time since the last hit) of an entry in ms, or None in a table without ageing."""
         if not self.table.support_timeout:
             return None
         index = self._index(handle)
@@ -443,7 +446,8 @@ class MatchTable(ActionOwner):
 
     @locked
     def expired(self) -> dict[int, int]:
-        """Handle → µs on the clock at which its time-out last ran out, of the entries that were not hit for so long."""
+        """Handle → time in µs on the clock at which its timeout last expired, for the entries that were not hit within
+        it."""
         end = self.entries.end
         timeout, last_hit = self.timeout_us[:end], self.last_hit_us[:end]
         since = self.clock() - last_hit

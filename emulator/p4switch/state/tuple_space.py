@@ -1,11 +1,11 @@
-"""Which entry of a table matches: tuple space search (Srinivasan et al. 1999).
+"""Table lookup by tuple space search (Srinivasan et al. 1999).
 
-Entries with the same mask share a dictionary from masked keys. Exact entries have one mask, prefixes one for each
+Entries with the same mask share a dictionary keyed by masked keys. Exact entries have one mask, prefixes one for each
 length, ternary entries one for each mask in use; the field of a range is masked out, and the entries of a bucket are
-tried one by one. Masks are tried in the order of the best entry that each may have, until none can have a better one.
-Adding or removing an entry costs that of its own bucket.
+tried one by one. Masks are tried in the order of their best entry, until none can have a better one. The cost of adding
+or removing an entry is that of its own bucket.
 
-A rank is an entry's level (the lower, the better) above its index.
+A rank is an entry's level (the lower, the better) in the bits above its index.
 """
 
 from bisect import bisect_left, insort
@@ -24,12 +24,12 @@ class MaskGroup:
         self.number = number
         self.cover = cover
         self.buckets: dict[Key, list[int]] = {}
-        self._levels: list[int] = []  # those in use, ascending
-        self._n_at: dict[int, int] = {}  # entries of each
+        self._levels: list[int] = []  # levels in use, ascending
+        self._n_at: dict[int, int] = {}  # number of entries per level
 
     @property
     def first(self) -> int:
-        """No entry has a lower rank."""
+        """Lower bound of the entries' ranks."""
         return self._levels[0] << INDEX_BITS
 
     def add(self, value: Key, rank: int) -> None:
@@ -51,7 +51,7 @@ class MaskGroup:
 
 
 class TupleSpace:
-    """`order`: (first, number, group) of each group of entries, ascending."""
+    """Lookup structure of a table. `order`: (first, number, group) of each mask group, ascending."""
 
     def __init__(self) -> None:
         self.order: list[tuple[int, int, MaskGroup]] = []
@@ -59,7 +59,7 @@ class TupleSpace:
         self._n_groups = 0
 
     def group(self, cover: Key) -> MaskGroup | None:
-        """The group of a mask, if any entry has it."""
+        """The group of a mask, or None if no entry has that mask."""
         return self._by_cover.get(cover)
 
     def bucket(self, cover: Key, value: Key) -> Sequence[int]:
@@ -67,7 +67,7 @@ class TupleSpace:
         return self._by_cover[cover].buckets.get(value, ()) if cover in self._by_cover else ()
 
     def add(self, cover: Key, value: Key, rank: int) -> None:
-        """Add an entry: its mask, its masked key."""
+        """Add an entry with its mask and masked key."""
         group = self._by_cover.get(cover)
         if group is None:
             group = self._by_cover[cover] = MaskGroup(self._n_groups, cover)
@@ -80,7 +80,7 @@ class TupleSpace:
             self._move(group, before, group.first)
 
     def remove(self, cover: Key, value: Key, rank: int) -> None:
-        """Remove an entry that was added so."""
+        """Remove an entry, with the arguments of its `add`."""
         group = self._by_cover[cover]
         before = group.first
         group.remove(value, rank)
@@ -98,7 +98,7 @@ class TupleSpace:
 
     def find(self, key: Sequence[int], fits: Callable[[int], bool] | None) -> int | None:
         """The index of the best entry that matches a key, or None. `fits`: whether the ranges of the entry with an
-        index do; None: there are none."""
+        index match; None if there are no ranges."""
         best = None
         for first, _, group in self.order:
             if best is not None and best < first:

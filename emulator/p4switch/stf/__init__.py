@@ -1,1 +1,1 @@
-"""p4c's STF tests, run on the switch in process."""
+"""p4c's STF tests, run on an in-process switch."""

@@ -1,5 +1,5 @@
-"""STF's match keys and action arguments as values for a table: `0x1*`, `0b01**`, `10.0.0.0/8`-like
-prefixes, ternaries `v&&&m`, and arguments by name."""
+"""Parsing of STF's match keys and action arguments: `0x1*`, `0b01**`, prefixes such as `10.0.0.0/8`, ternaries `v&&&m`,
+and arguments by name."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ BITS_OF_DIGIT = {"0x": 4, "0b": 1, "0o": 3}
 
 
 def number(text: str) -> int:
-    """A decimal, 0x…, 0b… or 0o… number. Raises ConfigError."""
+    """Parse a decimal, 0x…, 0b… or 0o… number. Raises ConfigError."""
     try:
         return int(text, 10) if text.isdigit() else int(text, 0)
     except ValueError:
@@ -39,7 +39,7 @@ def ternary(text: str, width: int) -> tuple[int, int]:
 
 
 def prefix(text: str, width: int) -> tuple[int, int]:
-    """(value, prefix length) of `v/n`, or of digits of which the last ones are `*`."""
+    """(value, prefix length) of `v/n`, or of digits with trailing `*`."""
     if "/" in text:
         value, length = text.split("/")
         return number(value), number(length)
@@ -50,7 +50,7 @@ def prefix(text: str, width: int) -> tuple[int, int]:
 
 
 def param(field: ir.KeyField, text: str | None) -> ir.MatchParam:
-    """One field of an entry's key; None: the value that matches anything (an exact field: 0)."""
+    """One field of an entry's key; None: a wildcard (for an exact field: 0)."""
     if field.kind in ("ternary", "lpm"):
         read = ternary if field.kind == "ternary" else prefix
         return ir.MatchParam(field.kind, *(read(text, field.width) if text is not None else (0, 0)))
@@ -63,7 +63,7 @@ def param(field: ir.KeyField, text: str | None) -> ir.MatchParam:
 
 
 def field_named(key: Sequence[ir.KeyField], name: str) -> int:
-    """The number of the key's field that STF calls `name`. Raises ConfigError."""
+    """Index of the key's field that STF calls `name`. Raises ConfigError."""
     names = [field.name for field in key]
     name = re.sub(r"\$(\d+)", r"[\1]", name)
     alternatives = [name, f"{name}$", f"{name}.$valid$", re.sub(r"valid$", "$valid$", name)]
@@ -77,13 +77,13 @@ def field_named(key: Sequence[ir.KeyField], name: str) -> int:
 
 
 def match_key(table: ir.Table, pairs: Sequence[tuple[str, str]]) -> list[ir.MatchParam]:
-    """The key of an entry from (field name, text) pairs."""
+    """Key of an entry from (field name, text) pairs."""
     texts: dict[int, str] = {field_named(table.key, name): text for name, text in pairs}
     return [param(field, texts.get(index)) for index, field in enumerate(table.key)]
 
 
 def action_args(action: ir.Action, text: str) -> tuple[int, ...]:
-    """The arguments of an action from `name:value, …`."""
+    """Arguments of an action from `name:value, …`."""
     values = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = item.partition(":")

@@ -1,9 +1,9 @@
-"""STF, p4c's test language: table entries, packets in, packets expected out; run against a switch in this process.
+"""STF, p4c's test language: table entries, input packets, expected output packets; run against an in-process switch.
 
-The grammar is that of p4c's tools/stf, the meaning that of its BMv2 runner (backends/bmv2/bmv2stf.py): one statement a
-line, names match by suffix, a ternary priority p becomes 10000 - p, omitted keys match anything, and an expected
-packet may be shorter than the one received, unless it ends in `$`. What the control plane refuses is a warning, as
-there; a statement that can't be read, or names what the program lacks, fails the test.
+The grammar is that of p4c's tools/stf, the semantics those of its BMv2 runner (backends/bmv2/bmv2stf.py): one statement
+per line, names match by suffix, a ternary priority p becomes 10000 - p, omitted keys match anything, and an expected
+packet may be shorter than the one received, unless it ends in `$`. As there, statements rejected by the control plane
+are warnings; a statement that can't be parsed, or that names an object missing in the program, fails the test.
 """
 
 import difflib
@@ -31,9 +31,9 @@ PAUSE_US = 1_000_000
 TOP_PRIORITY = 10_000
 
 PORTS = Range(0, 511)
-"""What 9 bits name."""
+"""Valid ports: 9 bits."""
 LONGEST = 4096
-"""Characters of a statement; a packet's may be longer."""
+"""Maximum characters of a statement; packets may be longer."""
 
 _ID = re.compile(r"\s*(?:=\s*(\S+)\s*)?")
 _KEY = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
@@ -51,7 +51,7 @@ ON_CELLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "meter_set_rates": ("meter", MeterArray.set_rates),
     "meter_array_set_rates": ("meter", MeterArray.set_all_rates),
 }
-"""Statements that name an array and give a method of it numbers, and rates."""
+"""Statements that call an array's method with numbers, and rates."""
 
 ON_NUMBERS: dict[str, Callable[..., Any]] = {
     "mirroring_add": lambda state, session, port: state.mirroring.add(session, port=port),
@@ -63,7 +63,7 @@ ON_NUMBERS: dict[str, Callable[..., Any]] = {
     "mc_node_update": lambda state, node, *ports: state.replication.update_node(node, ports),
     "mc_node_associate": lambda state, mgid, node: state.replication.associate_node(mgid, node),
 }
-"""Statements of numbers alone, on a switch's State."""
+"""Statements with only numbers as arguments, executed on a switch's State."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Statement:
 
 @dataclass
 class Report:
-    """The result of a run: `failures` (empty if it passed) and `warnings`, each a sentence; `sent`: frames by port."""
+    """Result of a run: `failures` (empty if it passed) and `warnings`, each a sentence; `sent`: frames by port."""
 
     failures: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Report:
 
 
 def parse(text: str) -> list[Statement]:
-    """The statements of an STF text; comments (# …) and empty lines are left out."""
+    """The statements of an STF text; comments (# …) and empty lines are skipped."""
     statements = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split(None, 1)
@@ -99,7 +99,7 @@ def parse(text: str) -> list[Statement]:
 
 
 def by_suffix(objects: Sequence[Any], name: str, sort: str) -> Any:
-    """The object with this name, or else the only one whose name ends so. Raises ConfigError."""
+    """The object with this name, or else the only one whose name has it as a suffix. Raises ConfigError."""
     name = re.sub(r"\$(\d+)", r"[\1]", name)
     matches = [obj for obj in objects if obj.name == name] or [obj for obj in objects if obj.name.endswith(name)]
     if not matches:
@@ -115,14 +115,14 @@ def run(program: ir.Program, text: str, make_switch: Callable[..., Switch] = Swi
 
 
 def run_file(program: ir.Program, path: str | Path) -> Report:
-    """Run an STF file. Raises ConfigError if it can't be read or names no port where one is due."""
+    """Run an STF file. Raises ConfigError if it can't be read or contains an invalid port."""
     with reading(path, ConfigError):
         return run(program, read_text(path))
 
 
 def load(state: State, text: str) -> list[tuple[int, bytes]]:
-    """Add the entries of an STF text to `state`; returns its packets, (port, frame) each. What it expects is ignored.
-    Raises ConfigError for any other statement, and for what can't be read or added."""
+    """Add the entries of an STF text to `state`; returns its packets as (port, frame). Expected packets are ignored.
+    Raises ConfigError for any other statement, and for statements that can't be parsed or executed."""
     runner, frames = Runner(state.program), []
     runner.state = state
     for statement in parse(text):
@@ -139,13 +139,13 @@ def load(state: State, text: str) -> list[tuple[int, bytes]]:
 
 
 def frame(text: str) -> tuple[int, bytes]:
-    """`PORT HEX DIGITS` as (port, frame). Raises ConfigError and ValueError."""
+    """Parse `PORT HEX DIGITS` to (port, frame). Raises ConfigError and ValueError."""
     port, data = text.split(None, 1)
     return port_of(port), bytes.fromhex("".join(data.split()))
 
 
 def port_of(text: str) -> int:
-    """Raises ConfigError for what is no port."""
+    """Parse a port. Raises ConfigError."""
     if not _is_port(text):
         raise ConfigError(f"port {text[:20]!r}: expected {PORTS}")
     return int(text)
@@ -156,7 +156,7 @@ def _is_port(text: str) -> bool:
 
 
 class Runner:
-    """Executes statements on a switch whose clock only they advance."""
+    """Executes statements on a switch whose clock advances only through statements."""
 
     def __init__(self, program: ir.Program, make_switch: Callable[..., Switch] = Switch) -> None:
         self.now_us = 0
@@ -169,7 +169,7 @@ class Runner:
         self.after_command = False
 
     def run(self, statements: Sequence[Statement]) -> Report:
-        """Execute all statements, then compare the frames sent with those expected."""
+        """Execute all statements, then compare sent and expected frames."""
         named = [one.rest.split()[0] for one in statements if one.command in ("packet", "expect") and one.rest]
         used = {int(port) for port in named if _is_port(port)}
         self.report.sent = {port: [] for port in sorted(used)}
@@ -209,7 +209,7 @@ class Runner:
         self._collect(self.switch.poll())
 
     def _collect(self, sent: list[tuple[int, bytes]]) -> None:
-        """Record frames of ports that the text names; others are not connected."""
+        """Record frames of ports named in the text; other ports are not connected."""
         for port, data in sent:
             if port in self.report.sent:
                 self.report.sent[port].append(data)
@@ -227,7 +227,7 @@ class Runner:
         self.expected.setdefault(port_of(port), []).append("".join(data).lower() or None)
 
     def _do_no_packet(self, rest: str) -> None:
-        pass  # ports on which nothing is expected must stay silent anyway
+        pass  # ports without expected packets must be silent anyway
 
     def _do_wait(self, rest: str) -> None:
         self._pass_time(PAUSE_US)
@@ -244,7 +244,7 @@ class Runner:
     # Tables
 
     def add(self, rest: str) -> None:
-        """An entry, as an `add` statement gives it. Raises ConfigError and ControlError."""
+        """Add an entry from an `add` statement. Raises ConfigError and ControlError."""
         before, opening, arguments = rest.partition("(")
         arguments, closing, after = arguments.rpartition(")")
         action = re.split(r"[\s:]", before.rstrip())[-1]
@@ -308,11 +308,11 @@ class Runner:
 
 
 STATEMENTS = (*ON_CELLS, *ON_NUMBERS, *(name[4:] for name in vars(Runner) if name.startswith("_do_")))
-"""All that there are, for suggestions."""
+"""Names of all statements, for suggestions."""
 
 
 def fits(expected: str, data: bytes) -> bool:
-    """Whether a packet is as expected: hex digits, `*` for any, and `$` at the end if nothing may follow."""
+    """Whether a packet matches a pattern: hex digits, `*` for any digit, and `$` at the end if no bytes may follow."""
     pattern, digits = expected.removesuffix("$"), data.hex()
     if len(digits) < len(pattern) or (expected.endswith("$") and len(digits) > len(pattern)):
         return False
@@ -320,12 +320,12 @@ def fits(expected: str, data: bytes) -> bool:
 
 
 def _spaced(keys: str) -> list[str]:
-    """`a:1 b : 2` as ["a:1", "b:2"]."""
+    """Split `a:1 b : 2` into ["a:1", "b:2"]."""
     return re.sub(r"\s*:\s*", ":", keys).split()
 
 
 def _pair(text: str) -> tuple[str, str]:
-    """`name:value` of a match key. Raises ConfigError."""
+    """Parse `name:value` of a match key. Raises ConfigError."""
     parts = _KEY.match(text)
     if parts is None:
         raise ConfigError(f"{text!r} is not `key:value`")
@@ -337,5 +337,5 @@ def _numbers(words: Sequence[str]) -> list[int]:
 
 
 def _rates(words: Sequence[str]) -> list[tuple[float, int]]:
-    """`rate:burst` each."""
+    """Parse `rate:burst` pairs."""
     return [(float(rate), int(burst, 0)) for rate, burst in (word.split(":") for word in words)]

@@ -1,5 +1,4 @@
-"""simple_switch's control interface over Thrift, so that the original simple_switch_CLI and what was written for it
-drive our switch.
+"""simple_switch's control interface over Thrift, for the original simple_switch_CLI and other clients written for it.
 
-`services` and `tables` answer calls; `server` listens. The wire format, the description of the interface and the
-client are in switchml/control/thrift."""
+`services` and `tables` implement calls; `server` listens. The wire format, the interface description and the client are
+in switchml/control/thrift."""

@@ -1,7 +1,7 @@
-"""The Thrift server: a TCP port or a Unix socket, one thread a connection, all services multiplexed on it
+"""The Thrift server: a TCP port or a Unix socket, one thread per connection, all services multiplexed on it
 ("service:call").
 
-No client can stop the switch: a call that can't be read closes its connection, one that fails is answered with an
+No client can stop the switch: a malformed call closes its connection, and a call that fails is answered with an
 exception."""
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LOOPBACK = "127.0.0.1"
 
 
 class Dispatcher:
-    """Answers messages by calling `handlers` (service name → object with a method for each call)."""
+    """Dispatches messages to `handlers` (service name → object with a method for each call)."""
 
     def __init__(self, handlers: dict[str, Any]) -> None:
         self.handlers = handlers
         self.interface = interface()
 
     def answer(self, reader: Reader) -> bytes:
-        """Read and run one call; returns the bytes of the reply, none for a one-way call."""
+        """Read and execute one call; returns the bytes of the reply, empty for a one-way call."""
         message = protocol.read_message(reader)
         if message.kind not in (protocol.CALL, protocol.ONEWAY):
             reader.skip(protocol.STRUCT)
@@ -75,7 +75,7 @@ class Dispatcher:
 
 
 def _exception_of(error: ControlError) -> str:
-    """Its name in Thrift."""
+    """Name of an error's exception in Thrift."""
     return f"Invalid{error.operation}" + ("" if error.operation == "IdLookup" else "Operation")
 
 
@@ -86,7 +86,7 @@ def _error(message: Message, kind: int, text: str) -> bytes:
 
 
 class _Connection(socketserver.StreamRequestHandler):
-    """Answers one client until it disconnects."""
+    """Serves one client until it disconnects."""
 
     server: _Listener
 
@@ -109,14 +109,14 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Serves a socket that listens."""
+    """Accepts connections on a listening socket."""
 
     daemon_threads = True
 
     def __init__(self, listening: socket.socket, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         super().__init__(listening.getsockname(), _Connection, bind_and_activate=False)
-        self.socket.close()  # the one that socketserver has made
+        self.socket.close()  # the one created by socketserver
         self.socket = listening
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -124,20 +124,21 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 def _listen_on_port(port: int, address: str) -> socket.socket:
-    """`::`: all addresses of the machine, as IPv4 too."""
+    """Listening TCP socket; `::`: all addresses of the machine, also over IPv4."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     is_dual = address == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((address, port), family=family, backlog=64, dualstack_ipv6=is_dual)
 
 
 def _listen_on_path(path: str) -> socket.socket:
-    """A Unix socket that only this user can connect to. One that a switch left behind is replaced."""
+    """Listening Unix socket that only the current user can connect to. A file left behind by another switch is
+    replaced."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if nobody_listens(path):
             Path(path).unlink()
         listening.bind(path)
-        Path(path).chmod(0o600)  # nobody can connect before it listens
+        Path(path).chmod(0o600)  # clients can't connect before it listens
         listening.listen(64)
     except OSError:
         listening.close()
@@ -146,9 +147,9 @@ def _listen_on_path(path: str) -> socket.socket:
 
 
 class ThriftServer:
-    """Listens for `device` on `port` (0: any; `port` then says which) of `address` (`::`: all addresses of the machine)
-    until `close`, or on the Unix socket `path`, which only this user can connect to. Raises ConfigError if the port or
-    path is in use."""
+    """A Thrift server for `device` on `port` (0: any free port, reported by `port`) of `address` (`::`: all addresses
+    of the machine) until `close`, or on the Unix socket `path`, which only the current user can connect to. Raises
+    ConfigError if the port or path is in use."""
 
     def __init__(self, device: Device, port: int = 0, address: str = LOOPBACK, path: str | None = None) -> None:
         handlers = {"standard": Standard(device), "simple_switch": SimpleSwitch(device)}
@@ -166,7 +167,7 @@ class ThriftServer:
         self._thread.start()
 
     def remove_file(self) -> None:
-        """Remove its socket from the file system."""
+        """Remove the socket from the file system."""
         if self.path is not None:
             Path(self.path).unlink(missing_ok=True)
 

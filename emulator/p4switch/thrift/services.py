@@ -1,6 +1,6 @@
-"""The services of BMv2's switches but for the calls on tables, which are in tables.py: `standard`, which every target
-has; `simple_pre` and `simple_pre_lag`, multicast groups and their nodes; `simple_switch`, mirroring sessions, egress
-queues and the clock."""
+"""The services of BMv2's switches except for the calls on tables, which are in tables.py: `standard`, common to all
+targets; `simple_pre` and `simple_pre_lag`, multicast groups and their nodes; `simple_switch`, mirroring sessions,
+egress queues and the clock."""
 
 import hashlib
 import json
@@ -23,19 +23,20 @@ from switchml.errors import ConfigError, ControlError
 log = logs.of("switchml.bmv2")
 
 _RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
-"""The attribute of the program for each ResourceType."""
+"""Attribute of the program for each ResourceType."""
 
 LARGEST = (1 << 63) - 1
-"""The largest register value that the interface can carry, in signed 64 bits; larger ones read as this."""
+"""The largest register value that the interface can represent, in signed 64 bits; larger ones are returned as this."""
 
 
 def _number(value: bytes) -> tuple[int]:
-    """A value of a parse value set. BMv2 dies on the byte too many that simple_switch_CLI sends before whole bytes."""
+    """A value of a parse value set. BMv2 crashes on the additional byte that simple_switch_CLI sends for whole-byte
+    widths."""
     return (int.from_bytes(value, "big"),)
 
 
 def _refusable(change: Callable[..., None], *arguments: Any) -> None:
-    """Change the ports."""
+    """Execute a change of ports; ConfigError is converted to ControlError."""
     try:
         change(*arguments)
     except ConfigError as error:
@@ -43,7 +44,7 @@ def _refusable(change: Callable[..., None], *arguments: Any) -> None:
 
 
 def _crc_setting(width: int) -> Answer:
-    """The answer to a call that sets the parameters of a custom CRC."""
+    """The handler of a call that sets the parameters of a custom CRC."""
 
     def answer(self: tables.Answers, cxt: int, calculation: str, p: SimpleNamespace) -> None:
         numbers = p.polynomial or 0, p.initial_remainder or 0, p.final_xor_value or 0
@@ -148,8 +149,8 @@ class Standard(tables.TableCalls):
 
 
 def ports_of(bits: str) -> list[int]:
-    """The numbers in a set of ports or LAGs: one character 0 or 1 for each, port 0 last. Of a longer text, BMv2 takes
-    the first characters, as if the others were not there."""
+    """Numbers in a set of ports or LAGs: one character 0 or 1 for each, port 0 last. Like BMv2, ignores characters of a
+    longer text after the first MAX_PORTS."""
     bits = bits[:MAX_PORTS]
     if set(bits) - set("01"):
         raise Uncaught("bitset::_M_copy_from_ptr")
@@ -157,7 +158,8 @@ def ports_of(bits: str) -> list[int]:
 
 
 def _replicating(method: Callable[..., Any]) -> Answer:
-    """The answer to a call whose arguments are a context and those of a method of Replication; text is a set."""
+    """The handler of a call whose arguments are a context and those of a method of Replication; text arguments are
+    sets."""
 
     def answer(self: tables.Answers, cxt: int, *arguments: int | str) -> Any:
         numbers = [ports_of(value) if isinstance(value, str) else value for value in arguments]
@@ -183,8 +185,8 @@ class SimplePreLag(tables.Answers):
 
 
 def _queue_setting(set_value: Callable[..., None]) -> Answer:
-    """The answer to a call that sets the depth or rate of all egress queues, of a port's or of one: the port and the
-    priority come first, the value last."""
+    """The handler of a call that sets the depth or rate of all egress queues, of a port's or of a single one: port and
+    priority are the first arguments, the value is the last."""
 
     def answer(self: tables.Answers, *arguments: int) -> int:
         *queue, value = arguments
@@ -201,7 +203,7 @@ def _queue_setting(set_value: Callable[..., None]) -> Answer:
 class SimpleSwitch(tables.Answers):
     """Service `simple_switch`."""
 
-    # Mirroring; the first three are from before BMv2 1.11, and report failure by their result
+    # Mirroring; the first three predate BMv2 1.11, and report failure by their result
 
     def mirroring_mapping_add(self, session: int, port: int) -> int:
         self.mirroring_session_add(session, SimpleNamespace(port=port, mgid=None))
@@ -221,7 +223,7 @@ class SimpleSwitch(tables.Answers):
     def mirroring_session_add(self, session: int, config: SimpleNamespace) -> None:
         try:
             self.device.state.mirroring.add(session, config.port, config.mgid)
-        except ControlError as error:  # as in BMv2, only the log reports a number out of range
+        except ControlError as error:  # as in BMv2, a number out of range is only logged
             log.error("%s", error)
 
     def mirroring_session_delete(self, session: int) -> None:
@@ -239,7 +241,7 @@ class SimpleSwitch(tables.Answers):
     set_egress_queue_rate = _queue_setting(Queues.set_rate)
     set_all_egress_queue_rates = _queue_setting(Queues.set_rate)
 
-    # Time
+    # Clock
 
     def get_time_elapsed_us(self) -> int:
         return self.device.switch.clock()

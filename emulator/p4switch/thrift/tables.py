@@ -30,12 +30,12 @@ _PARTS_OF_KIND = {
     "valid": ("key",),
     "range": ("start", "end_"),
 }
-"""Kind in the IR, also the field of MatchParam that holds its parts, in the order of MatchKind → the parts."""
+"""Match kind, in the order of MatchKind, which is also the field of MatchParam with its parts → the parts."""
 _KINDS = list(_PARTS_OF_KIND)
 
 
 def match_from_wire(table: ir.Table, params: Sequence[SimpleNamespace]) -> list[ir.MatchParam]:
-    """The key of an entry. Raises BAD_MATCH_KEY if a value has the wrong number of bytes."""
+    """Decode the key of an entry. Raises BAD_MATCH_KEY if a value has the wrong number of bytes."""
     if table.key and len(params) != len(table.key):
         raise table_error("BAD_MATCH_KEY", f"table {table.name} matches {len(table.key)} fields, not {len(params)}")
     return [_param_from_wire(table, field, param) for field, param in zip(table.key, params, strict=False)]
@@ -54,13 +54,13 @@ def _param_from_wire(table: ir.Table, field: ir.KeyField, param: SimpleNamespace
             if len(part) != n_bytes(field.width):
                 raise bad(f"{len(part)} bytes, but it has {n_bytes(field.width)}")
             parts[number] = int.from_bytes(part, "big")
-    if kind == "lpm" and parts[1] > field.width:  # though a prefix counts the padding: BMv2 refuses it
+    if kind == "lpm" and parts[1] > field.width:  # although prefix lengths include the padding: BMv2 rejects it
         raise bad(f"a prefix of {parts[1]} bits, but it has {field.width}")
     return ir.MatchParam(kind, *map(int, parts))
 
 
 def match_to_wire(table: ir.Table, match: Sequence[ir.MatchParam]) -> list[SimpleNamespace]:
-    """The key of an entry as MatchParams."""
+    """Encode the key of an entry as MatchParams."""
     records = []
     for field, param in zip(table.key, match, strict=True):
         size = n_bytes(field.width)
@@ -75,22 +75,22 @@ def match_to_wire(table: ir.Table, match: Sequence[ir.MatchParam]) -> list[Simpl
 
 
 def rates_from_wire(rates: Sequence[SimpleNamespace]) -> tuple[list[tuple[float, int]]]:
-    """(units/µs, burst in units) of each rate of a meter: one argument."""
+    """(units/µs, burst in units) of each rate of a meter, as a single argument."""
     return ([(rate.units_per_micros or 0.0, rate.burst_size or 0) for rate in rates],)
 
 
 def rates_to_wire(rates: Sequence[tuple[float, int]]) -> list[SimpleNamespace]:
-    """The reverse of `rates_from_wire`."""
+    """The inverse of `rates_from_wire`."""
     return [SimpleNamespace(units_per_micros=rate, burst_size=burst) for rate, burst in rates]
 
 
 def counter_from_wire(value: SimpleNamespace) -> tuple[int, int]:
-    """A CounterValue as (packets, bytes)."""
+    """Decode a CounterValue to (packets, bytes)."""
     return value.packets or 0, value.bytes or 0
 
 
 def counter_to_wire(value: tuple[int, int]) -> SimpleNamespace:
-    """The reverse of `counter_from_wire`."""
+    """The inverse of `counter_from_wire`."""
     return SimpleNamespace(packets=value[0], bytes=value[1])
 
 
@@ -107,8 +107,9 @@ def passed_to(
     last: Callable[[Any], tuple[Any, ...]] | None = None,
     to_wire: Callable[[Any], Any] | None = None,
 ) -> Answer:
-    """The answer to a call whose arguments are a context, what `find` looks an object up by, and those of the object's
-    `method`. `last` gives the method's arguments for the last of the call's; `to_wire` the call's result."""
+    """The handler of a call whose arguments are a context, the key with which `find` looks up an object, and those of
+    the object's `method`. `last` converts the call's last argument to the method's arguments; `to_wire` the method's
+    result to the call's."""
 
     def answer(self: Answers, cxt: int, name: Any, *arguments: Any) -> Any:
         if last is not None:
@@ -120,7 +121,7 @@ def passed_to(
 
 
 def _of_type(*types: str) -> Callable[[State, str], MatchTable]:
-    """Looks up a table that has one of these types, which BMv2 checks before anything else of a call."""
+    """A function that looks up a table with one of these types, which BMv2 checks before anything else in a call."""
 
     def find(state: State, name: str) -> MatchTable:
         table = state.table(name)
@@ -139,8 +140,8 @@ def _run(owner: MatchTable | ActionProfile, action: str, data: Sequence[bytes]) 
 
 
 def _entry_calls(find: Callable[[State, str], MatchTable], target: Callable[..., Target]) -> tuple[Answer, ...]:
-    """The calls that add an entry, modify one, and set the default of tables which `find` looks up; `target` is called
-    with the table and the call's arguments for the target."""
+    """The handlers of calls that add an entry, modify an entry, and set the default of tables looked up by `find`;
+    `target` is called with the table and the call's arguments for the target."""
 
     def add(self: Answers, cxt: int, name: str, match: list[SimpleNamespace], *arguments: Any) -> int:
         *parts, options = arguments
@@ -160,14 +161,14 @@ def _entry_calls(find: Callable[[State, str], MatchTable], target: Callable[...,
 
 
 class Answers:
-    """Answers calls of a service for `device`."""
+    """Base class: handles calls of a service for `device`."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
 
 
 class TableCalls(Answers):
-    """Calls about the tables of the device's program."""
+    """Handles calls on the tables of the device's program."""
 
     # All tables
 
@@ -196,8 +197,8 @@ class TableCalls(Answers):
     # Reading entries
 
     def _run_to_wire(self, owner: ActionOwner, run: RunAction, **fields: int) -> SimpleNamespace:
-        """A record of these fields and an action, its arguments in BMv2's form: without leading zero bytes. `owner`:
-        the table or profile that has it; the switch may run another program by now."""
+        """A record of these fields and an action, with arguments in BMv2's format: without leading zero bytes. `owner`:
+        the table or profile of the action, as the switch may run another program by now."""
         data = [value.to_bytes(max(n_bytes(value.bit_length()), 1), "big") for value in run.args]
         name = owner.program.actions[run.action].name
         return SimpleNamespace(action_name=name, action_data=data, **fields)
@@ -278,7 +279,7 @@ class TableCalls(Answers):
         return self._listed(name, "members", self.bm_mt_act_prof_get_member)
 
     def _listed(self, name: str, part: str, get: Answer) -> list[SimpleNamespace]:
-        """A profile's members or groups by handle; BMv2 lists none of a profile that the program lacks."""
+        """A profile's members or groups by handle; like BMv2, returns none for a missing profile."""
         for profile in self.device.state.action_profiles:
             if profile.name == name:
                 with profile.lock:

@@ -1,2 +1,2 @@
-"""What `import switchml` offers of the emulator, for scripts and notebooks; `switchml.emulate` and the like are found
-here by way of entry points, as commands are."""
+"""The emulator's part of the `import switchml` API, for scripts and notebooks; `switchml.emulate` and others are
+registered as entry points, as commands are."""

@@ -1,4 +1,4 @@
-"""Results beside each other: what `--json` printed, of any command, as one page."""
+"""Comparison of results: `--json` outputs of any command, on one page."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +13,13 @@ from switchml.pages import page, panels
 from switchml.units import bytes_text, memory_text, time_text
 
 MOST_FIGURES = 400
-"""Rows of the table of figures."""
+"""Maximum number of rows in the table of figures."""
 _SKIPPED = ("assumptions", "wall_s", "events")
 
 
 def write_page(files: Sequence[Path], out: Path) -> None:
-    """Compare JSON files of results on the page `out`. Raises ConfigError for a file that is none, or where they have
-    nothing in common."""
+    """Write the page `out` that compares JSON files of results. Raises ConfigError for an invalid file, or if the
+    results have nothing in common."""
     names = _short(files)
     results = [_result(file) for file in files]
     content = {
@@ -36,7 +36,7 @@ def write_page(files: Sequence[Path], out: Path) -> None:
 
 
 def _short(files: Sequence[Path]) -> list[str]:
-    """The files' names, longer where they would be the same."""
+    """Short names of the files, longer where they would be ambiguous."""
     names = [file.stem for file in files]
     if len(set(names)) < len(names):
         names = [str(file) for file in files]
@@ -51,7 +51,7 @@ def _result(file: Path) -> dict[str, Any]:
 
 
 def _parts(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Where the time goes and what memory holds in each, where every result says so."""
+    """Breakdown of time and memory of each result, if every result has it."""
     times = {name: _numbers(result.get("parts", result.get("parts_s"))) for name, result in results.items()}
     sizes = {name: _numbers(result.get("memory")) for name, result in results.items()}
     return {
@@ -71,7 +71,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _curves(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of sweeps: a curve for each result and combination."""
+    """Curves of sweeps: one for each result and combination."""
     rows: list[dict[str, Any]] = []
     axes: list[str] = []
     for name, result in results.items():
@@ -87,7 +87,7 @@ def _curves(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _figures(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Figures that all results have, and what each is of the first one's."""
+    """Rows of figures common to all results, with the ratio to the first result."""
     flat = [dict(_flat(result)) for result in results]
     common = [name for name in flat[0] if all(name in one for one in flat)]
     rows = []
@@ -103,7 +103,7 @@ def _figures(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _text(name: str, value: Any) -> str:
-    """As a cell of the table; times and bytes are what names say to be some, and the parts of an iteration and of a
+    """Format a cell of the table: times and bytes are recognized by their names, and as parts of an iteration and of a
     job's memory."""
     if not _is_number(value):
         return str(value)
@@ -117,7 +117,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values of what is a number or a short text."""
+    """Yield names and values of numbers and short texts."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key not in _SKIPPED:
@@ -130,7 +130,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _notes(results: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """What each result assumed and not all did."""
+    """Assumptions of each result that are not common to all."""
     lists = {
         name: [line if isinstance(line, str) else json.dumps(line) for line in result.get("assumptions") or []]
         for name, result in results.items()

@@ -1,4 +1,5 @@
-"""`switchml.emulate` and `switchml.sweep`: jobs on clusters from keyword arguments, called as in a job file."""
+"""`switchml.emulate` and `switchml.sweep`: emulation of jobs on clusters from keyword arguments, named as in a job
+file."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ _JOB = {field.name for field in dataclasses.fields(Job)}
 
 
 class Options(TypedDict, total=False):
-    """What a job file may say. Those of its `[job]` stand beside `model`; its other sections are dictionaries.
-    `emulator.jobs.workload.job.Job` and `emulator.jobs.description.Request` describe them, and give their defaults."""
+    """Options of a job file. Those of its `[job]` section are on the same level as `model`; other sections are
+    dictionaries. `emulator.jobs.workload.job.Job` and `emulator.jobs.description.Request` document them, with their
+    defaults."""
 
     model: str
     cluster: str
@@ -83,7 +85,7 @@ class Options(TypedDict, total=False):
 
 
 class Result(Shown):
-    """An emulated job. Seconds, bytes; `emulation` has everything that it rests on."""
+    """An emulated job. Times in seconds, sizes in bytes; `emulation` has all intermediate results."""
 
     def __init__(self, emulation: Emulation) -> None:
         self.emulation = emulation
@@ -95,37 +97,37 @@ class Result(Shown):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of an iteration on an average rank by what it is charged to: compute, exposed communication, …"""
+        """Seconds of an iteration on an average rank by cause: compute, exposed communication, …"""
         return dict(self.emulation.parts)
 
     @property
     def samples_per_s(self) -> float:
-        """Of all accelerators together."""
+        """Samples per second over all accelerators."""
         return self.emulation.samples_per_s
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs, nothing recomputed, as a share of what all accelerators could do at peak."""
+        """Model FLOPs utilization: model FLOPs, without recomputation, as a share of all accelerators' peak."""
         return self.emulation.mfu
 
     @property
     def memory_bytes(self) -> float:
-        """On the fullest accelerator."""
+        """Memory in bytes on the fullest accelerator."""
         return self.emulation.memory.total
 
     @property
     def assumptions(self) -> list[str]:
-        """What a reader should know was assumed."""
+        """Assumptions of the emulation."""
         return self.emulation.assumptions()
 
     @property
     def title(self) -> str:
-        """Which job on which machines."""
+        """Model, accelerators and cluster."""
         plan = self.emulation.plan
         return f"{plan.model.title} on {plan.job.gpus} x {plan.cluster.device.title} ({plan.cluster.name})"
 
     def facts(self) -> Iterable[tuple[str, str]]:
-        """Iteration, throughput, memory, splitting."""
+        """Iteration, throughput, memory, parallelism."""
         one = self.emulation
         job, whole_s = one.plan.job, one.iteration_s
         largest = sorted(one.parts.items(), key=lambda part: -part[1])[:3]
@@ -139,15 +141,15 @@ class Result(Shown):
         yield "split", f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch}, all-reduce {job.allreduce}"
 
     def to_json(self) -> dict[str, Any]:
-        """As `switchml emulate --json` prints it."""
+        """The same JSON object as `switchml emulate --json`."""
         return self.emulation.to_json()
 
     def to_frame(self, library: Library | None = None) -> pandas.DataFrame:
-        """One row with all figures, called as in `to_json`. `library`: pandas or polars."""
+        """One row with all figures, named as in `to_json`. `library`: pandas or polars."""
         return frame([without_notes(self.to_json())], library)
 
     def report(self, path: str | Path) -> None:
-        """Write the HTML page that `switchml emulate --report` writes."""
+        """Write the same HTML page as `switchml emulate --report`."""
         from emulator.surface.api.page import page_of
         from emulator.surface.report.page import write_page
 
@@ -161,7 +163,7 @@ class Result(Shown):
 
 
 class Sweep(Shown):
-    """All combinations of several options, a row each: the options, then the figures, or `error`."""
+    """All combinations of several options, one row each: the options, then the figures, or `error`."""
 
     def __init__(self, axes: list[str], rows: list[dict[str, Any]]) -> None:
         self.axes = axes
@@ -172,12 +174,12 @@ class Sweep(Shown):
 
     @property
     def title(self) -> str:
-        """How many jobs, over what."""
+        """Number of jobs, and the swept options."""
         failed = sum("error" in row for row in self.rows)
         return f"{len(self.rows)} jobs over {', '.join(self.axes)}" + (f", {failed} refused" if failed else "")
 
     def facts(self) -> Iterable[tuple[str, str]]:
-        """Each job's iteration, or why there is none; of many, the first."""
+        """Each job's iteration time, or its error; only the first jobs of a long sweep."""
         for row in self.rows[:_LINES]:
             point = ", ".join(f"{name} {row[name]}" for name in self.axes)
             yield point, row["error"] if "error" in row else f"{time_text(row['iteration_s'])}, MFU {row['mfu']:.1%}"
@@ -185,7 +187,7 @@ class Sweep(Shown):
             yield "…", f"and {len(self.rows) - _LINES} more: to_frame() has all"
 
     def to_frame(self, library: Library | None = None) -> pandas.DataFrame:
-        """One row a job. `library`: pandas or polars."""
+        """One row per job. `library`: pandas or polars."""
         return frame(self.rows, library)
 
 
@@ -193,16 +195,16 @@ _LINES = 10
 
 
 NOTES = ("assumptions", "assumed", "warnings", "choice")
-"""Of `to_json`, what is no figure."""
+"""Keys of `to_json` that are not figures."""
 
 
 def without_notes(figures: dict[str, Any]) -> dict[str, Any]:
-    """Without what is no figure of a row."""
+    """The figures without notes."""
     return {name: value for name, value in figures.items() if name not in NOTES}
 
 
 def tables_of(job_file: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a job file, with `options` in place of what it says. Raises ConfigError."""
+    """The tables of a job file, overridden by `options`. Raises ConfigError."""
     known = {field.name for field in dataclasses.fields(Request)} - {"job", "assumed", "choice"} | _JOB
     for name in options:
         datafile.check_name("option", name, sorted(known))
@@ -218,8 +220,8 @@ def tables_of(job_file: str | Path | None, options: Mapping[str, Any]) -> dict[s
 def emulate(job_file: str | Path | None = None, **options: Unpack[Options]) -> Result:
     """Emulate a training job: `switchml.emulate(model="gpt3-175b", cluster="a100-dgx", gpus=1024, tp=8, pp=8)`.
 
-    Options are called as in a job file (docs/emulator.md), and override `job_file`. Raises ConfigError for what makes
-    no sense, OutOfMemory for a job that does not fit.
+    Options are named as in a job file (docs/emulator.md), and override `job_file`. Raises ConfigError for invalid
+    options, OutOfMemory for a job that does not fit.
     """
     return Result(run(request(tables_of(job_file, options), str(job_file or "the options"))))
 
@@ -230,8 +232,8 @@ def sweep(
     """Emulate every combination of the options that are lists:
     `switchml.sweep(model="resnet50", gpus=[8, 16, 32], allreduce=["ring", "switchml"]).to_frame()`.
 
-    Other options as in `emulate`. `processes`: None takes as many as there are cores. A job that is refused is a row
-    with `error`. Raises ConfigError where no option is a list, or one is unknown.
+    Other options as in `emulate`. `processes`: None uses one per core. A job that fails is a row with `error`. Raises
+    ConfigError if no option is a list, or an option is unknown.
     """
     axes = [sweeps.Axis(name, list(values)) for name, values in options.items() if isinstance(values, list | tuple)]
     if not axes:
@@ -247,5 +249,5 @@ def sweep(
 
 
 def point(options: dict[str, Any]) -> dict[str, Any]:
-    """Figures of one job of a sweep, which another process may emulate."""
+    """Figures of one job of a sweep; may be called in another process."""
     return without_notes(emulate(**options).to_json())

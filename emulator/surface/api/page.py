@@ -1,4 +1,4 @@
-"""What the page of an emulated job says, from the job itself."""
+"""Content of an emulated job's page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from emulator.traces.whatif.faster import what_if
 from switchml.units import memory_text, time_text
 
 MOST_REPLAYED_OPS = 2_000_000
-"""Jobs up to this size are replayed with one thing faster, for the report."""
+"""Maximum size of jobs that are replayed with one resource sped up, for the report."""
 
 
 def page_of(
     emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Sequence[str] = (), *, helps: bool = True
 ) -> Page:
-    """`rows`: of a sweep over the options `axes`, whose curves the page shows, too. `helps`: whether to replay the job
-    with each thing twice as fast."""
+    """The page of a job. `rows`: of a sweep over the options `axes`, whose curves are added to the page. `helps`:
+    whether to replay the job with each resource twice as fast."""
     job, cluster, spread = emulation.plan.job, emulation.plan.cluster, emulation.interval
     headline = {
         "iteration": time_text(emulation.iteration_s),
@@ -61,7 +61,7 @@ def page_of(
 
 
 def charts(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Chart]:
-    """Throughput and utilization over the first axis of numbers, a curve for each combination of the others."""
+    """Throughput and utilization over the first numeric axis, with a curve for each combination of the others."""
     rows = [row for row in rows if "error" not in row]
     numeric = [name for name in names if rows and all(isinstance(row[name], int | float) for row in rows)]
     if not numeric or len({row[numeric[0]] for row in rows}) < 2:

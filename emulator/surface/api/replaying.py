@@ -1,5 +1,5 @@
-"""Traced iterations replayed, as they were and with something changed: what `switchml trace replay` prints and
-`switchml.trace.replay` returns.
+"""Replay of traced iterations, unchanged and with what-if changes: the implementation of `switchml trace replay` and
+`switchml.trace.replay`.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ Change = Callable[[Joined], Joined]
 
 @dataclass(frozen=True)
 class Changes:
-    """What may be changed; nothing is, where all of it is left out. Rates in bits/s, as of `switchml trace replay`."""
+    """What-if changes; by default none. Rates in bits/s, as in `switchml trace replay`."""
 
     link_bps: float | None = None
     """Rate of each host's link in the traced run, if known."""
     ranks_per_host: int = 0
-    """Ranks that share a link; 0: as traced."""
+    """Number of ranks that share a link; 0: as traced."""
     bandwidth_bps: float | None = None
     bandwidth_factor: float | None = None
-    """Of the traced rate, in place of `bandwidth_bps`."""
+    """Factor on the traced rate, instead of `bandwidth_bps`."""
     latency_s: float | None = None
-    """Of each step of a collective."""
+    """Latency in seconds of each step of a collective."""
     latency_factor: float | None = None
     allreduce: str = ""
     hierarchy: str = ""
     cluster: str = ""
-    """Use the network of a built-in cluster or .toml file, with its nodes filled in rank order."""
+    """Network of a built-in cluster or .toml file, whose nodes are filled with the ranks."""
     ranks: int | None = None
-    """Data-parallel ranks."""
+    """Number of data-parallel ranks."""
     bucket_bytes: Sequence[float] = ()
-    """Cap of DDP's buckets; of the first and of the others, if two."""
+    """Cap of DDP's buckets; with two values, of the first and of the others."""
     codec: str = ""
-    """Its speed is measured here."""
+    """A codec, whose speed is measured on this machine."""
     accelerator: str = ""
-    """x2 for twice as fast, or a built-in one such as h100."""
+    """x2 for twice as fast, or a built-in accelerator such as h100."""
     without_straggler: int | None = None
     """A rank that becomes as fast as the others."""
     slow: Mapping[int, float] | None = None
-    """Rank → how many times as long it computes."""
+    """Rank → factor on its compute time."""
 
     def of(self, mean: Joined, iterations: Sequence[Joined]) -> list[tuple[str, Change]]:
-        """(what, change) in the order in which they are applied, each ready for `_prepared` iterations."""
+        """(title, change) in the order of application, each for iterations passed through `prepare`."""
         rates = _given(bps=self.bandwidth_bps, factor=self.bandwidth_factor)
         delays = _given(seconds=self.latency_s, factor=self.latency_factor)
         slow = dict(self.slow or {})
@@ -86,7 +86,8 @@ class Changes:
         return [(title, change) for is_chosen, title, change in possible if is_chosen]
 
     def prepare(self, iterations: Sequence[Joined]) -> Change:
-        """What an iteration needs before it is changed: a model of the network that was traced, where that changes."""
+        """A function that prepares an iteration for the changes: it adds a model of the traced network if that is
+        changed."""
         networks = (self.cluster, self.allreduce, self.hierarchy, self.bandwidth_bps, self.bandwidth_factor,
                     self.latency_s, self.latency_factor, self.ranks, self.bucket_bytes, self.codec)  # fmt: skip
         is_fitted = any(networks)
@@ -110,20 +111,20 @@ def _new(change: dict[str, float], unit: float, unit_name: str) -> str:
 
 
 def _size(size_bytes: float) -> str:
-    """As it was likely given: 25 MB, 25 MiB."""
+    """A size in its likely original unit: 25 MB, 25 MiB."""
     whole = next((unit for unit in ((2**20, "MiB"), (1e6, "MB"), (2**10, "KiB")) if not size_bytes % unit[0]), None)
     return f"{size_bytes / whole[0]:g} {whole[1]}" if whole else f"{size_bytes:g} B"
 
 
 def _speeds(name: str, mean: Joined) -> Speeds:
-    """As `changes.accelerator_of` takes it."""
+    """Speed factors for `changes.accelerator_of`."""
     if match := re.fullmatch(r"x([0-9.]+)", name):
         return Speeds(*[float(match[1])] * 3)
     return speeds(mean, name)
 
 
 class Replay(Shown):
-    """Mean iterations: as traced, as replayed and, where something was changed, as predicted for that."""
+    """Mean iterations: as traced, as replayed and, with changes, as predicted."""
 
     def __init__(
         self,
@@ -139,9 +140,9 @@ class Replay(Shown):
         self.replayed: Played = predicted(iterations)
         self.changed: Played | None = predicted(changed) if titles else None
         self.changes = titles
-        """What was changed, in words."""
+        """Descriptions of the changes."""
         self.joined = changed_mean
-        """The mean iteration, changed: what `timeline` draws."""
+        """The mean iteration with the changes, which `timeline` draws."""
         self.assumptions = [*mean.assumptions, *notes]
         self._mean, self._iterations, self._clock_error_s = mean, len(iterations), clock_error_s
         self._network = changed_mean.network if titles else None
@@ -155,16 +156,16 @@ class Replay(Shown):
 
     @property
     def speedup(self) -> float:
-        """How many times as fast the job is with the changes; 1 without any."""
+        """Speed-up of the job by the changes; 1 without any."""
         return self.replayed.iteration_s / self.changed.iteration_s if self.changed else 1.0
 
     @property
     def title(self) -> str:
-        """How much was replayed."""
+        """Number of iterations and ranks, and the replay's error."""
         return f"{self._iterations} iterations of {len(self._mean.graph.ranks)} ranks, replayed {self.error:+.2%} off"
 
     def facts(self) -> Iterable[tuple[str, str]]:
-        """Iteration times, and what the changes gain."""
+        """Iteration times, and the speed-up by the changes."""
         yield "traced", time_text(self.traced.iteration_s)
         yield "replayed", time_text(self.replayed.iteration_s)
         if self.changed:
@@ -172,7 +173,7 @@ class Replay(Shown):
             yield "speed-up", f"{self.speedup:.3g}"
 
     def to_json(self) -> dict[str, Any]:
-        """As `switchml trace replay --json` prints it."""
+        """The same JSON object as `switchml trace replay --json`."""
         ranks = self._mean.graph.ranks.device.tolist()
         report: dict[str, Any] = {
             "iterations": self._iterations,
@@ -198,7 +199,7 @@ class Replay(Shown):
         return report
 
     def to_frame(self, library: Library | None = None) -> pandas.DataFrame:
-        """A row for each part of the iteration and one for all of it; a column of seconds for each of traced, replayed
+        """A row for each part of the iteration and one for the total; a column of seconds for each of traced, replayed
         and changed."""
         columns = {"traced": self.traced, "replayed": self.replayed, "changed": self.changed}
         played = {name: one for name, one in columns.items() if one is not None}
@@ -211,14 +212,14 @@ class Replay(Shown):
         return frame(rows, library)
 
     def timeline(self, path: str | Path) -> None:
-        """Write the mean iteration, changed, for ui.perfetto.dev: .json or .json.gz."""
+        """Write a timeline of the mean iteration with the changes for ui.perfetto.dev: .json or .json.gz."""
         from emulator.jobs.replay.perfetto import write_timeline
 
         write_timeline(play(self.joined.graph, self.joined.costs), path)
 
 
 def replay(traces: list[RankTrace], iteration: int | None = None, change: Changes | None = None) -> Replay:
-    """Replay `iteration`, or all one after the other. Raises TraceError, ConfigError."""
+    """Replay `iteration`, or all of them, one after the other. Raises TraceError, ConfigError."""
     change = change or Changes()
     job = Job(traces)
     mean = join(job, iteration=iteration)

@@ -1,4 +1,4 @@
-"""How results look in a terminal and a notebook, and how they become frames of pandas or polars."""
+"""Display of results in a terminal and a notebook, and conversion to data frames of pandas or polars."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TABLE = '<table><caption style="text-align: left; font-weight: bold">{title}</c
 
 
 class Shown:
-    """Something that says in a few lines what it is: `title`, then a line for each of `facts`."""
+    """Base class of results with a short summary: `title`, then a line for each of `facts`."""
 
     @property
     def title(self) -> str:
-        """The first line."""
+        """First line of the summary."""
         raise NotImplementedError
 
     def facts(self) -> Iterable[tuple[str, str]]:
@@ -45,8 +45,8 @@ def _escaped(text: str) -> str:
 
 
 def frame(rows: Iterable[Mapping[str, Any]], library: Library | None = None) -> pandas.DataFrame:
-    """One line a row; nested dictionaries become columns such as `parts.compute`. A DataFrame of `library`; default:
-    of pandas where it is installed, else of polars. Raises ConfigError where neither is."""
+    """A data frame with one row per mapping; nested dictionaries become columns such as `parts.compute`. `library`: by
+    default pandas if it is installed, else polars. Raises ConfigError if neither is."""
     if library is None:
         library = "pandas" if find_spec("pandas") or not find_spec("polars") else "polars"
     if library not in ("pandas", "polars"):

@@ -1,4 +1,4 @@
-"""`switchml.trace`: traces of real jobs, read, replayed and diagnosed.
+"""`switchml.trace`: reading, replay and diagnosis of traces of real jobs.
 
 traces = switchml.trace.read("traces/")
 traces.replay(bandwidth_factor=2)
@@ -29,11 +29,11 @@ __all__ = ["Changes", "Diagnosed", "Replay", "Traces", "read"]
 
 
 class Traces(Shown):
-    """The traces of a job, one a rank."""
+    """The traces of a job, one per rank."""
 
     def __init__(self, ranks: list[RankTrace], path: Path) -> None:
         self.ranks = ranks
-        """In the order of ranks; arrays of events in each."""
+        """In the order of ranks; each has arrays of events."""
         self.path = path
 
     def __len__(self) -> int:
@@ -44,11 +44,11 @@ class Traces(Shown):
 
     @property
     def title(self) -> str:
-        """How many, from where."""
+        """Number of traces and their path."""
         return f"{len(self.ranks)} traces in {self.path}"
 
     def facts(self) -> Iterable[tuple[str, str]]:
-        """What is in the first of them, and in all."""
+        """Properties of the job, and totals over all traces."""
         first = self.ranks[0]
         steps_s = np.diff(first.steps, axis=1)[:, 0]
         yield "job", f"{first.world_size} ranks, {first.backend or 'unknown backend'}, format {first.format}"
@@ -56,15 +56,15 @@ class Traces(Shown):
         yield "iterations", f"{len(steps_s)} of {time_text(float(steps_s.mean()) if len(steps_s) else 0.0)}"
 
     def replay(self, *, iteration: int | None = None, **changes: Any) -> Replay:
-        """Play the job again, `iteration` or all of them, with `changes` (the fields of `Changes`): what it would take
-        with other links, ranks, buckets, codecs. Raises ConfigError or TraceError."""
+        """Replay the job, `iteration` or all of them, with `changes` (the fields of `Changes`): predicts the time with
+        other links, ranks, buckets, codecs. Raises ConfigError or TraceError."""
         return replaying.replay(self.ranks, iteration, _changes(changes))
 
     def diagnose(
         self, *, iteration: int | None = None, least: float = 0.01, codecs: Iterable[str] = ("fp16",)
     ) -> Diagnosed:
-        """Find out why the job is slow. Findings that gain less than the share `least` of an iteration are left out;
-        `codecs` may be advised, and their speed is measured here if one is needed."""
+        """Diagnose why the job is slow. Findings whose gain is below the share `least` of an iteration are left out;
+        `codecs` may be recommended, and their speed is measured on this machine if needed."""
         from emulator.traces.whatif.codec_costs import measure
 
         joined = join(self.ranks, iteration=iteration)
@@ -93,7 +93,7 @@ class Traces(Shown):
 
 
 class Diagnosed(Shown):
-    """Why a traced job is slow: `diagnosis` has the findings and what they rest on."""
+    """Diagnosis of a traced job: `diagnosis` has the findings and their evidence."""
 
     def __init__(self, diagnosis: checks.Diagnosis, path: Path) -> None:
         self.diagnosis = diagnosis
@@ -101,24 +101,24 @@ class Diagnosed(Shown):
 
     @property
     def findings(self) -> list[checks.Finding]:
-        """The one that gains most first; none: there is nothing to change."""
+        """The findings, largest gain first; empty if there is nothing to improve."""
         return self.diagnosis.findings
 
     @property
     def title(self) -> str:
-        """How much there is to change."""
+        """Iteration time and number of findings."""
         count = len(self.findings)
         took = time_text(self.diagnosis.context.joined.traced_s)
         return f"{self.path}: {took} an iteration, {count} finding{'s' if count != 1 else ''}"
 
     def facts(self) -> Iterable[tuple[str, str]]:
-        """Each finding and what it gains."""
+        """Each finding and its gain."""
         for number, one in enumerate(self.findings, 1):
             gain = f"{'up to ' if one.is_bound else ''}−{time_text(one.gain_s)} ({one.share:.1%})"
             yield str(number), f"{one.title}: {gain}"
 
     def to_json(self) -> dict[str, Any]:
-        """As `switchml trace diagnose --json` prints it."""
+        """The same JSON object as `switchml trace diagnose --json`."""
         return self.diagnosis.to_json()
 
     def to_frame(self, library: Library | None = None) -> pandas.DataFrame:
@@ -126,17 +126,18 @@ class Diagnosed(Shown):
         return frame([one.to_json() for one in self.findings], library)
 
     def report(self, path: str | Path) -> None:
-        """Write the HTML page that `switchml trace diagnose --report` writes."""
+        """Write the same HTML page as `switchml trace diagnose --report`."""
         from emulator.surface.report.diagnosis import write_page
 
         write_page(self.diagnosis, path, title=f"Diagnosis of {self.path.resolve().name}")
 
 
 def read(path: str | Path, *, rank: int | None = None, salvage: bool = False) -> Traces:
-    """The traces in `path`, a file or a directory with one a rank, of any format that docs/trace-formats.md lists.
+    """Read the traces in `path`, a file or a directory with one per rank, in any format listed in
+    docs/trace-formats.md.
 
-    `rank`: whose the trace is, for a single file that does not say. `salvage`: of files that break off, take what is
-    there. Raises TraceError where there are none.
+    `rank`: of the trace, for a single file without it. `salvage`: read truncated files as far as possible. Raises
+    TraceError if there are none.
     """
     return Traces(read_ranks(path, rank=rank, salvage=salvage), Path(path))
 

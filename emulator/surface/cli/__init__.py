@@ -44,6 +44,6 @@ _COMMANDS = {
     "validate peers": ("validate.measured:peers", "Emulated peers beside all-real runs (root)."),
 }
 COMMANDS = {name: (f"{__name__}.{place}", text) for name, (place, text) in _COMMANDS.items()}
-"""As switchml/cli/main.py's `Commands`; pyproject.toml registers it."""
+"""Commands in the format of `Commands` in switchml/cli/main.py; registered in pyproject.toml."""
 COMPLETIONS = {"--cluster": "emulator.cluster.cluster:clusters", "--model": "emulator.jobs.workload.models:models"}
-"""As switchml/cli/common.py's `completions`."""
+"""Completions in the format of `completions` in switchml/cli/common.py."""

@@ -1,4 +1,4 @@
-"""`switchml collectives`: when summing in the network pays, over clusters, numbers of ranks and sizes."""
+"""`switchml collectives`: when aggregation in the network pays, over clusters, numbers of ranks and sizes."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def collectives(
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict all-reduces by switches, and by the best that hosts do by themselves: when does it pay?
+    """Predict all-reduces by switches, and by the best algorithm of hosts alone: when does aggregation in the network
+    pay?
 
     Hosts: rings, trees, halving-doubling, a ring in each node before rings between nodes, NVLink SHARP where the nodes
-    have it. Switches: each rank, or each node after its ranks reduced among themselves, whichever is faster. Nothing
-    runs; docs/when.md has the map.
+    have it. Switches: each rank sends, or each node after its ranks reduced among themselves, whichever is faster.
+    Nothing is run; docs/when.md has the map.
     """
     from emulator.cluster import advantage
     from emulator.cluster import cluster as library

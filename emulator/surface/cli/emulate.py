@@ -1,4 +1,4 @@
-"""`switchml emulate`: what a training job would take on machines you don't have."""
+"""`switchml emulate`: iteration time, memory and cost of a training job on machines you don't have."""
 
 from __future__ import annotations
 
@@ -97,9 +97,10 @@ def emulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Emulate a training job: iteration time and where it goes, memory, throughput, cost.
+    """Emulate a training job: iteration time and its breakdown, memory, throughput, cost.
 
-    After `--`: a PyTorch script as one would start it there (torchrun, python), unchanged and without a GPU.
+    After `--`: a PyTorch script with its usual command line (torchrun, python), unchanged and without a GPU.
+
     Options override JOB.toml. Several job files, or one with several [[jobs]], are emulated together on one cluster.
     `switchml emulate list` names models, clusters, schedules, codecs and constants.
     """
@@ -149,7 +150,7 @@ def emulate(
 
 
 def _run(settings: dict[str, Any], progress: Any = None) -> Any:
-    """Emulate what options describe (named as in KEYS; `job_file`, `time_budget_s`)."""
+    """Emulate the job that options describe (named as in KEYS; also `job_file`, `time_budget_s`)."""
     from emulator.jobs.description import request
     from emulator.jobs.emulate import emulate as run
 
@@ -160,7 +161,7 @@ def _run(settings: dict[str, Any], progress: Any = None) -> Any:
 
 
 def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
-    """One point of a sweep: options as above, with dashes or underscores; its figures."""
+    """Figures of one point of a sweep: options named as above, with dashes or underscores."""
     settings = {name.replace("-", "_"): value for name, value in options.items()}
     for name, value in settings.items():
         if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -175,7 +176,7 @@ def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sweep(sweeps, base, out_file, engine, processes, as_json) -> list[dict[str, Any]]:
-    """Its rows, each printed once all before it are there."""
+    """Run a sweep; returns its rows, each printed as soon as all earlier rows are complete."""
     from emulator import datafile
     from emulator.jobs.sweep import parse_axis, sweep
 
@@ -204,7 +205,7 @@ def _sweep(sweeps, base, out_file, engine, processes, as_json) -> list[dict[str,
 
 
 def row_columns(axes: Sequence[Axis]) -> list[tables.Column]:
-    """Of a sweep over `axes`."""
+    """Columns of the table of a sweep over `axes`."""
     return [
         *(tables.text(axis.name, least=max(len(str(value)) for value in axis.values)) for axis in axes),
         tables.number("iteration", "ms", least=11),
@@ -217,7 +218,7 @@ def row_columns(axes: Sequence[Axis]) -> list[tables.Column]:
 
 
 def row_cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """A point of a sweep, as `row_columns` has it; of one that failed no more than the memory it would take."""
+    """Cells of a point of a sweep, in the order of `row_columns`; a failed point has at most its required memory."""
     point = [str(row[name]) for name in names]
     if "error" in row:
         return [*point, "-", "-", "-", f"{row['memory_bytes'] / GIB:.1f}" if "memory_bytes" in row else "-", "-", "-"]
@@ -237,14 +238,14 @@ def _axis_names(sweeps: tuple[str, ...]) -> list[str]:
 
 
 def described(file: str | None, options: dict[str, Any], is_trusted: bool) -> dict[str, Any]:
-    """The tables of a job file, with options (named as in KEYS) in place of what it says."""
+    """The tables of a job file, overridden by options (named as in KEYS)."""
     from emulator.jobs.description import read_tables
 
     return with_options(read_tables(Path(file), is_trusted or "model" in options) if file else {}, options)
 
 
 def show(emulation: Any) -> None:
-    """Print what a job takes."""
+    """Print the results of a job."""
     from emulator.jobs.defaults import batch_text
     from emulator.surface.cli.emulate_choice import show_choice
     from emulator.surface.cli.emulate_jobs import show_assumptions
@@ -293,12 +294,12 @@ def show(emulation: Any) -> None:
 
 
 def _between(interval: Any, text: Any) -> str:
-    """An interval behind its iteration, in words of `text`; empty where there is none."""
+    """An interval formatted with `text`, as a suffix; empty if there is none."""
     return f" ({text(interval.low_s)} - {text(interval.high_s)})" if interval else ""
 
 
 def _list(kinds: tuple[str, ...], as_json: bool) -> None:
-    """Names of everything that has one."""
+    """List the names of models, clusters and other built-in objects."""
     from emulator import datafile
     from emulator.cluster import cluster, codecs
     from emulator.cluster.accelerator import accelerators, notes
@@ -328,7 +329,7 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
 
 
 def show_names(kinds: Mapping[str, Mapping[str, str]]) -> None:
-    """Print them, by kind."""
+    """Print names by kind."""
     for kind, entries in kinds.items():
         table = tables.Table(
             [tables.text(""), tables.text("")], [(f"  {name}", title) for name, title in entries.items()]

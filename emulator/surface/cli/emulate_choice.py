@@ -1,4 +1,4 @@
-"""What `switchml emulate` chose where options were left out."""
+"""Display of the options that `switchml emulate` chose where they were left out."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from switchml.terminal import say
 
 
 def show_choice(emulation: Any) -> None:
-    """Print it, with the best alternative, and the ranking where one was asked for."""
+    """Print the choice, its best alternative, and the ranking if requested."""
     choice = emulation.request.choice
     for line in choice.lines(emulation.plan.job):
         say(line)

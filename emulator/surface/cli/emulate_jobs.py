@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def job_tables(files: tuple[str, ...], is_trusted: bool) -> dict[str, dict[str, Any]]:
-    """Name → tables of each job in these files: a file is a job, called like it, or has several `[[jobs]]`, which take
-    over what stands outside of them."""
+    """Name → tables of each job in these files: a file is one job, with the file's name, or has several `[[jobs]]`,
+    which inherit the keys outside of them."""
     from emulator import datafile
     from emulator.jobs.description import read_tables
 
@@ -46,7 +46,7 @@ def show_together(
     time_budget_s: float,
     as_json: bool,
 ) -> None:
-    """Emulate them, and print what each takes in company beside what it takes alone."""
+    """Emulate jobs together, and print the results of each, shared and alone."""
     from emulator.jobs.description import request
     from emulator.jobs.tenants import together
 
@@ -70,7 +70,7 @@ def show_together(
 
 
 def show(tenancy: Any) -> None:
-    """Print what each job takes."""
+    """Print the results of each job."""
     table = tables.Table(
         [
             tables.text("job"),
@@ -91,7 +91,7 @@ def show(tenancy: Any) -> None:
 
 
 def show_assumptions(played: Replayed, wall_s: float, assumptions: Iterable[str]) -> None:
-    """How much was replayed, and what was assumed."""
+    """Print the number of replayed ops, and the assumptions."""
     say(f"\n{len(played.graph.ops):,} ops replayed in {wall_s:.2f} s. Assumed:")
     for line in assumptions:
         say(f"- {line}")

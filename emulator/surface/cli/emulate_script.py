@@ -1,4 +1,4 @@
-"""`switchml emulate … -- SCRIPT`: a script on accelerators that are not there."""
+"""`switchml emulate … -- SCRIPT`: a training script on emulated accelerators."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from switchml.terminal import say
 from switchml.units import memory_text
 
 SCRIPT = "emulator.surface.cli.emulate.script"
-"""Key of click's context under which the words after `--` stand."""
+"""Key of click's context for the words after `--`."""
 
 
 class WithScript(GroupedCommand):
-    """Has a command line of its own after `--`."""
+    """A command with a second command line after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -29,11 +29,12 @@ class WithScript(GroupedCommand):
 
 _SHOWN_MODULES = 10
 _TAKEN = ("cluster", "accelerator", "gpus", "allreduce", "as_json", "time_budget_s", "timeline_file")
-"""Parameters of `switchml emulate` that a script leaves open; it says all else itself."""
+"""Parameters of `switchml emulate` that are allowed with a script; the script itself determines all others."""
 
 
 def emulate_script(as_json: bool) -> None:
-    """Play what follows `--` and print what it takes. ConfigError for options that describe a job in other words."""
+    """Emulate the script after `--` and print the results. Raises ConfigError for options that describe a job in other
+    ways."""
     require("torch")
     context = click.get_current_context()
     for parameter in given_parameters(context):
@@ -62,7 +63,7 @@ def emulate_script(as_json: bool) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print it."""
+    """Print the results of a script."""
     say((result["script"], "bold"), f" on {result['gpus']} x {result['accelerator']} ({result['cluster']})\n")
     table = tables.Table([tables.text(""), tables.number("")])
     whole_s = result["iteration_s"]
@@ -92,7 +93,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _show_stages(result: dict[str, Any]) -> None:
-    """The ranks that differ. All else on the screen is of the one that waits least for others."""
+    """Print the ranks that differ. Other figures are those of the rank that waits least for others."""
     if not result.get("stages"):
         return
     say("")
@@ -114,7 +115,8 @@ def _show_stages(result: dict[str, Any]) -> None:
 
 
 def _show_modules(result: dict[str, Any]) -> None:
-    """The modules that take most time, forward and backward, and what they keep for the backward pass."""
+    """Print the modules with the longest time, forward and backward, and their activations saved for
+    the backward pass."""
     modules = list(result["modules"].items())
     if len(modules) < 2:
         return

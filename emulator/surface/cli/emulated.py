@@ -1,5 +1,5 @@
-"""What `switchml peers` and `switchml train --emulated-ranks` have in common: options that describe the cluster of
-which a few ranks are real."""
+"""Options shared by `switchml peers` and `switchml train --emulated-ranks`: the cluster in which a
+few ranks are real."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,8 +15,8 @@ NAMES = ("real_ranks", "cluster", "network", "hierarchy", "clock", "values", "sl
 
 
 def options(*, network: str = "auto", values: Sequence[str] = VALUES, needs: str = "") -> Callable:
-    """The options NAMES. `network`: which one goes without saying; `values`: those of VALUES that can be had; `needs`:
-    another option, without which they mean nothing."""
+    """The options NAMES. `network`: default all-reduce; `values`: available choices of VALUES; `needs`: another option
+    that they require."""
     needed = f" Needs {needs}." if needs else ""
     recorded = ", or a recorded run" if "recorded" in values else ""
     return together(

@@ -1,4 +1,4 @@
-"""`switchml mininet`: experiments on networks of hosts, links and switches that Mininet builds, with real agents."""
+"""`switchml mininet`: experiments on Mininet networks of hosts, links and switches, with real agents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Capture(click.ParamType):
-    """LINK=FILE."""
+    """An argument LINK=FILE."""
 
     name = "LINK=FILE"
 
@@ -88,11 +88,11 @@ class Capture(click.ParamType):
 @plot_option
 @json_option
 def mininet(size: float, rate_bps: float | None, plot_file: Path | None, as_json: bool, **options: Any) -> None:
-    """Run an experiment on hosts, links and switches that Mininet builds: real agents in the hosts, a real switch
-    between them, and Gloo's ring over the same links to compare with.
+    """Run an experiment on hosts, links and switches built with Mininet: real agents in the hosts, a real switch
+    between them, compared with Gloo's ring over the same links.
 
-    Needs root and Mininet (Debian: mininet). Everything happens in namespaces of the command's own, and nothing of it
-    remains, however it ends.
+    Needs root and Mininet (Debian: mininet). Everything runs in namespaces of the command, which are removed whenever
+    and however it ends.
     """
     from emulator.lab.bench.mininet import experiments, plot, report
     from emulator.networks.testbed import world
@@ -112,7 +112,7 @@ def mininet(size: float, rate_bps: float | None, plot_file: Path | None, as_json
 
 
 def _measure(plan: MininetPlan, is_free: bool, as_json: bool) -> tuple[MininetPlan, list[Row]]:
-    """Inside a world of its own: measure, and print rows as they come. `is_free`: the rate is to be chosen."""
+    """Inside a world: measure, and print each row as soon as it is measured. `is_free`: the rate is to be chosen."""
     from emulator.lab.bench.mininet import experiments, report
     from switchml.tables import Stream
     from switchml.terminal import progress
@@ -136,7 +136,7 @@ def _measure(plan: MininetPlan, is_free: bool, as_json: bool) -> tuple[MininetPl
 
 
 def _at_a_rate(plan: MininetPlan) -> MininetPlan:
-    """With a rate that this machine keeps up with."""
+    """The plan with a link rate that this machine can sustain."""
     from emulator.lab.bench.mininet import experiments
     from switchml.terminal import progress
 

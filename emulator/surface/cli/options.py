@@ -1,4 +1,4 @@
-"""Types of values and options that several commands share: sizes, rates, times, lists, pictures, `--json`."""
+"""Types and options shared by several commands: sizes, rates, times, lists, pictures, `--json`."""
 
 import functools
 import importlib
@@ -17,8 +17,8 @@ from switchml.tables import wide_option
 
 
 class Many(click.ParamType):
-    """A list of values of another type, "2,4,8"; converts to a tuple. `expected`: words for the values, if the other
-    type's message is not enough."""
+    """A list of values of another type, "2,4,8"; converts to a tuple. `expected`: description of the values, if the
+    other type's message is not sufficient."""
 
     def __init__(self, item: click.ParamType, name: str, example: str, expected: str = ""):
         self.item, self.name, self.example, self.expected = item, f"{name}[,{name}…]", example, expected
@@ -36,8 +36,8 @@ class Many(click.ParamType):
 
 
 class Parsed(click.ParamType):
-    """Text that a "module:function" reads, which raises ConfigError; the module is imported when it is needed. `kind`:
-    of what the text is a number with a unit."""
+    """Text parsed by a "module:function" that raises ConfigError; the module is imported on first use. `kind`: of the
+    unit, if the text is a number with a unit."""
 
     def __init__(self, name: str, function: str, kind: units.Kind | None = None):
         self.name, self.function, self.kind = name, function, kind
@@ -81,7 +81,7 @@ ANY_PATH = click.Path(path_type=Path)
 
 
 def together(*options: Callable) -> Callable:
-    """Several options as one decorator, in their order."""
+    """Combine several options into one decorator, in their order."""
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
@@ -159,7 +159,7 @@ sparsity_options = together(
         help="Skip zero blocks always, or only where it is faster, with --density.",
     ),
 )
-"""Tensors with blocks of zeros."""
+"""Options for tensors with blocks of zeros."""
 
 
 salvage_option = click.option("--salvage", is_flag=True, help="Read the intact part of truncated or broken files.")
@@ -167,11 +167,11 @@ salvage_option = click.option("--salvage", is_flag=True, help="Read the intact p
 trace_options = together(
     click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it."), salvage_option
 )
-"""How traces are read."""
+"""Options for reading traces."""
 
 
 def link_options(rate: str | None, shown: str = "") -> Callable:
-    """--rate, --delay, --loss and --seed of a testbed's links. `shown`: what holds where `rate` is None."""
+    """--rate, --delay, --loss and --seed of a testbed's links. `shown`: displayed default if `rate` is None."""
     return together(
         click.option(
             "--rate",
@@ -193,7 +193,7 @@ def link_options(rate: str | None, shown: str = "") -> Callable:
 
 
 def output(as_json: bool, to_json: Callable[[], Any], print_table: Callable[[], None]) -> None:
-    """One JSON object on stdout, or what `print_table` prints."""
+    """Print one JSON object on stdout, or call `print_table`."""
     if as_json:
         click.echo(json.dumps(to_json()))
     else:

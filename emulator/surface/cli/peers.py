@@ -1,4 +1,4 @@
-"""`switchml peers`: run an unmodified training script as one or a few real ranks of a cluster that is emulated."""
+"""`switchml peers`: run an unmodified training script as one or a few real ranks of an emulated cluster."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 @wide_option
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGUMENTS]…")
 def peers(script: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Run SCRIPT as one or a few real ranks; the emulator plays all other ranks, the network and the switch.
+    """Run SCRIPT as one or a few real ranks; the emulator emulates all other ranks, the network and the switch.
 
-    The script is what torchrun would run, unchanged, on the CPU.
+    The script is the one that torchrun would run, unchanged, on the CPU.
     """
     require("torch")
     from emulator.peers.launch import launch
@@ -72,7 +72,7 @@ def peers(script: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int = 1, **rest: Any) -> PeerSettings:
-    """What the options say. Raises ConfigError."""
+    """Settings from the options. Raises ConfigError."""
     from emulator.peers.settings import PeerSettings, parse_slow
     from switchml.errors import ConfigError
 
@@ -88,7 +88,7 @@ def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int
 
 
 def show(report: dict[str, Any], as_json: bool) -> None:
-    """The report."""
+    """Print the report."""
     if as_json:
         click.echo(json.dumps(report))
         return

@@ -1,4 +1,4 @@
-"""`switchml report`: results beside each other."""
+"""`switchml report`: comparison of results."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from switchml.errors import ConfigError
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="A.json B.json…")
 @click.option("--out", type=FILE, default="report.html", metavar="FILE.html", help="The page to write.")
 def report(files: tuple[Path, ...], out: Path) -> None:
-    """Compare results that commands wrote with --json > FILE.json, on one page: where the time goes, memory, curves of
+    """Compare results that commands wrote with --json > FILE.json, on one page: breakdown of time, memory, curves of
     sweeps, every figure and its ratio."""
     from emulator.surface.api.compare import write_page
     from switchml.pages.page import check_extras

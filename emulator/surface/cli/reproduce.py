@@ -1,4 +1,4 @@
-"""`switchml reproduce`: claims of papers beside what this project finds."""
+"""`switchml reproduce`: papers' claims compared with this project's results."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from emulator.surface.cli.options import OUTPUT_FOLDER, json_option, output, plo
 from switchml.errors import ConfigError
 from switchml.terminal import progress, say
 
-PAGE, TABLE = "reproduce.html", "claims.md"  # TABLE: report.TABLE, which takes long to import
+PAGE, TABLE = "reproduce.html", "claims.md"  # TABLE: report.TABLE, which is slow to import
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -28,11 +28,11 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def reproduce(
     names: tuple[str, ...], is_all: bool, quick: bool, out: Path | None, plot_file: Path | None, as_json: bool
 ) -> None:
-    """Run what shows a paper's claim, and print the paper's figures beside ours, with what differs and why.
+    """Run the commands of a paper's claim, and print the paper's figures beside those reproduced here, with the
+    differences and reasons.
 
-    Without CLAIM, list those that come along: each is a TOML file with its source, commands, figures and tolerance, and
-    FILE.toml may be one of your own. Figures that are missed stay in the table; the exit code is 1 only if a command
-    failed.
+    Without CLAIM, list the available claims: each is a TOML file with its source, commands, figures and tolerance, and
+    FILE.toml may be one of your own. Missed figures remain in the table; the exit code is 1 only if a command failed.
     """
     from emulator.lab.reproduce import claims, report, running
     from switchml.tables import show

@@ -1,5 +1,5 @@
-"""`switchml simulate`: jobs in virtual time. Without a file, through faults drawn from seeds, every sum and error
-checked; with one, packet by packet over the network that it describes.
+"""`switchml simulate`: jobs in virtual time. Without a file, with faults drawn from seeds, and every sum and error
+checked; with a file, a packet-level simulation of the network that it describes.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def simulate(
 ) -> None:
     """Run jobs in virtual time.
 
-    Without NETWORK: fault runs. The real agents, aggregator and job control go through loss, duplication, reordering,
-    partitions, pauses, crashes and restarts that each seed draws; every sum and every error is checked. A seed that
-    fails is printed, and --seed repeats it, the same to the last packet. Exit code 1: some failed.
+    Without NETWORK: fault runs. The real agents, aggregator and job control are subjected to loss, duplication,
+    reordering, partitions, pauses, crashes and restarts drawn from each seed; every sum and every error is checked. A
+    failing seed is printed, and --seed reproduces it, identical to the last packet. Exit code 1: some seeds failed.
 
-    With NETWORK (a TOML file, see docs/simulation.md): its jobs packet by packet; times, goodput, resent packets,
-    queues.
+    With NETWORK (a TOML file, see docs/simulation.md): a packet-level simulation of its jobs; times, goodput,
+    retransmitted packets, queues.
     """
     options = (("failover", failover), ("deadlines", deadlines), ("best-effort", best_effort))
     kinds = [name for name, is_set in options if is_set]
@@ -109,7 +109,7 @@ def _play_one(seed: int, log: bool, kind: str, as_json: bool) -> None:
 
 
 def show_one(outcome: Outcome) -> None:
-    """Print what a run came to."""
+    """Print the outcome of a run."""
     say(
         f"{outcome.events} events in {outcome.seconds:.3f} s of virtual time:\n"
         f"{outcome.packets} packets, {outcome.sums} sums and {outcome.errors} errors checked\n"
@@ -146,7 +146,7 @@ def _play_many(seeds: range, stop_after: int, processes: int, kind: str, as_json
 
 
 def show_many(tally: Tally, wall_s: float, options: str, seeds: range) -> None:
-    """Print what the runs of `seeds` came to; `options`: of the command."""
+    """Print the totals of the runs of `seeds`; `options`: of the command."""
     say(
         f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second), {tally.virtual_s:.0f} s of "
         f"virtual time:\n{tally.packets:,} packets, {tally.sums:,} sums and {tally.errors:,} errors checked\n"

@@ -1,4 +1,4 @@
-"""`switchml stf`: run one of p4c's STF test files on the P4 switch, in this process."""
+"""`switchml stf`: run a p4c STF test file on the P4 switch, in this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stf(program: str, stf_file: str, as_json: bool, verbose: bool) -> None:
 
 
 def show(report: Report, verbose: bool) -> None:
-    """Print what failed, and whether anything did."""
+    """Print failures and the overall result."""
     for warning in report.warnings:
         say(f"warning: {warning}", err=True)
     for failure in report.failures:
@@ -43,5 +43,5 @@ def show(report: Report, verbose: bool) -> None:
     if verbose:
         for port, packets in report.sent.items():
             for data in packets:
-                click.echo(f"{port} {data.hex()}")  # a packet stays on a line, to be copied
+                click.echo(f"{port} {data.hex()}")  # a packet is not wrapped, so that it can be copied
     say("passed" if report.has_passed else f"failed: {len(report.failures)}")

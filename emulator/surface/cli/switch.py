@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 IGNORED = ("--nanolog", "--debugger-addr", "--max-port-count", "--load-modules", "--max-l2-entries")
-"""Options of BMv2 that take a value and have no effect here."""
+"""BMv2's options that take a value and have no effect here."""
 
 LEVELS = ["trace", "debug", "info", "warn", "error", "off"]
 
@@ -115,7 +115,7 @@ def switch(ctx: click.Context, rest: tuple[str, ...], **options) -> None:
 
 
 def split(rest: tuple[str, ...]) -> tuple[Path | None, list[str]]:
-    """(the program, options that are not ours) of what click did not parse."""
+    """(the program, options that are unknown here) from the arguments that click did not parse."""
     words, unknown = list(rest), []
     program = None
     while words:

@@ -192,8 +192,8 @@ def train(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a small convolutional network on handwritten digits on several ranks: first with gradients summed by
-    Gloo, then by an aggregator, from the same seeds. Shows both side by side.
+    """Train a small convolutional network on handwritten digits on several ranks: first with gradients summed by Gloo,
+    then by an aggregator, from the same seeds. Shows both side by side.
 
     With --emulated-ranks, train on one or a few real ranks of an emulated cluster instead (`switchml peers` does that
     with any script).
@@ -215,7 +215,7 @@ def train(
         peers.train_digits(emulation, as_json, lr=lr, **{name: options[name] for name in _OF_BOTH})
         return
     require("torch")
-    cache.share()  # said before the imports below, which take seconds
+    cache.share()  # Called before the imports below, which take seconds
 
     from host_agent import density
     from host_agent.pytorch.aggregator import options_for
@@ -223,8 +223,8 @@ def train(
     from host_agent.training.progress import progress
     from host_agent.training.worker import TrainingSettings
 
-    density.choice(sparse)  # raises for unknown modes
-    data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
+    density.choice(sparse)  # Raises for unknown modes
+    data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # Raises for sizes that can't work
     halves = False
     if settings_file is not None:
         from host_agent.pytorch.settings import load
@@ -302,7 +302,7 @@ def train(
 
 
 def _split(workers: int, parallel: str, stages: int) -> str:
-    """The option that splits the model. Raises UsageError if ranks cannot share it so."""
+    """Return the option that splits the model. Raises UsageError if the ranks cannot be split that way."""
     if stages == 1:
         return f"--parallel {parallel}"
     if parallel != "ddp":
@@ -315,7 +315,8 @@ def _split(workers: int, parallel: str, stages: int) -> str:
 def _for_split_models(
     ctx: click.Context, split: str, aggregator: str, settings_file: Path | None, codec: str | None
 ) -> str:
-    """The aggregator that trains with the option `split`. Raises UsageError for what does not go with it."""
+    """Return the aggregator to train with under the option `split`. Raises UsageError for options that conflict with
+    it."""
     if ctx.get_parameter_source("aggregator") is click.core.ParameterSource.DEFAULT:
         aggregator = "software"
     for given, name in ((settings_file, "--settings"), (codec, "--codec")):
@@ -325,13 +326,13 @@ def _for_split_models(
 
 
 def _check_deadline(given: dict[str, bool]) -> None:
-    """Raises UsageError for an option that does not go with --deadline."""
+    """Raises UsageError for options that conflict with --deadline."""
     for name in (name for name, is_given in given.items() if is_given):
         raise click.UsageError(f"--deadline does not go with {name}")
 
 
 def _check_states(options: dict[str, Any], settings_file: Path | None, codec: str | None) -> None:
-    """Raises UsageError for what does not go with --offload or --prune."""
+    """Raises UsageError for options that conflict with --offload or --prune."""
     prune = f"--prune {options['prune']:g}"
     if options["prune"] and options["offload"]:
         raise click.UsageError(f"{prune} does not go with --offload; expected one of the two")
@@ -343,7 +344,7 @@ def _check_states(options: dict[str, Any], settings_file: Path | None, codec: st
 
 
 _OF_BOTH = ("steps", "batch_size", "momentum", "seed")
-"""Options of a training, whether its peers are emulated or not."""
+"""Options that apply whether peers are emulated or not."""
 
 
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:

@@ -27,10 +27,10 @@ from switchml.runtime.insist import heard
     help="Token that opens the page.  [default: a new one each time]",
 )
 def ui(host: str, port: int, aggregator: str, token: str | None) -> None:
-    """Serve the emulator in the browser: model, cluster and splitting as controls; time, memory and timeline; sweeps as
-    curves; the command line that gives the same; the state of an aggregator.
+    """Serve the emulator in the browser: controls for model, cluster and splitting; time, memory and timeline; sweeps
+    as curves; the command line that gives the same; the state of an aggregator.
 
-    Prints the address to open. Without its token nobody sees anything.
+    Prints the address to open. Requests without its token are refused.
     """
     from emulator.surface.ui.server import Server
 

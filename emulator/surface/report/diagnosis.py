@@ -1,5 +1,5 @@
-"""A diagnosis as one HTML page with everything in it: findings, where the time goes, who waits for whom, the iteration
-with its critical path, what would help. `diagnosis.html` lays it out.
+"""A diagnosis as one self-contained HTML page: findings, breakdown of time, which ranks wait for which, the iteration
+with its critical path, possible gains. The template is `diagnosis.html`.
 """
 
 from pathlib import Path
@@ -17,13 +17,13 @@ from switchml.pages import charts, page
 from switchml.units import time_text
 
 SHORT = {"exposed communication": "communication"}
-"""What a part is called where what is hidden of it counts, too, or the critical path is on it."""
+"""Name of a part where its hidden time counts too, or where it is on the critical path."""
 MOST_RANKS = 16
-"""In the page's pictures: those that findings and the critical path name, then the first."""
+"""Maximum ranks in the page's plots: those that findings and the critical path name, then the first ones."""
 
 
 def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
-    """Render `diagnosis` into one file."""
+    """Render `diagnosis` into one HTML file."""
     page.write(path, render("diagnosis.html", _content(diagnosis, title), Path(__file__).parent))
 
 
@@ -57,7 +57,7 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
 
 
 def _shown(diagnosis: Diagnosis) -> np.ndarray:
-    """int64: the ranks of pictures."""
+    """The ranks shown in plots, int64."""
     context = diagnosis.context
     named = [sighting.rank for finding in diagnosis.findings for sighting in finding.sightings]
     named += context.rank[context.path.op].tolist()
@@ -66,7 +66,7 @@ def _shown(diagnosis: Diagnosis) -> np.ndarray:
 
 
 def _rows(diagnosis: Diagnosis, shown: np.ndarray) -> dict[str, dict[str, float]]:
-    """For the average rank, then for each shown one: name → part → seconds."""
+    """Seconds by row and part, for the average rank, then for each shown rank: name → part → seconds."""
     context = diagnosis.context
     by_rank = context.causes.parts.by_rank
     rows = {"all ranks": np.average(by_rank, axis=0, weights=context.causes.parts.weight)}
@@ -76,7 +76,7 @@ def _rows(diagnosis: Diagnosis, shown: np.ndarray) -> dict[str, dict[str, float]
 
 
 def _path(diagnosis: Diagnosis, lanes: list[tuple[Lane, str]]) -> list[tuple[float, str]]:
-    """Corners (s, lane) of the critical path on the timeline; what lies on a rank that is not shown is left out."""
+    """Corners (s, lane) of the critical path on the timeline; ops on ranks that are not shown are left out."""
     context = diagnosis.context
     above = {lane.rank: name for lane, name in lanes if lane.name}
     below = {lane.rank: name for lane, name in lanes if not lane.name}
@@ -96,7 +96,8 @@ def _path(diagnosis: Diagnosis, lanes: list[tuple[Lane, str]]) -> list[tuple[flo
 
 
 def _helps(diagnosis: Diagnosis) -> list[tuple[str, str, float, float]]:
-    """(what, class, seconds gained, share) of each finding and of each thing at twice its speed, most first."""
+    """(change, class, seconds gained, share) of each finding and of each resource at twice its speed, largest gain
+    first."""
     whole_s = diagnosis.context.iteration_s
     rows = [(f"{n}. {each.title}", "finding", each.gain_s) for n, each in enumerate(diagnosis.findings, 1)]
     rows += [

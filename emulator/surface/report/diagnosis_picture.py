@@ -1,5 +1,5 @@
-"""The picture of a diagnosis, where `--report` names a .png, .svg or .pdf: the causes of each rank's time, and what
-each finding gains. The page (`diagnosis.py`) has more."""
+"""The plot of a diagnosis, for a `--report` file that ends in .png, .svg or .pdf: the causes of each rank's time, and
+the gain of each finding. The HTML page (`diagnosis.py`) has more."""
 
 import textwrap
 from pathlib import Path
@@ -15,7 +15,7 @@ MOST_RANKS = 16
 
 
 def write_report(diagnosis: Diagnosis, path: Path, title: str) -> None:
-    """`diagnosis` as what the ending of `path` says. Raises ConfigError if it can't be written."""
+    """Write `diagnosis` in the format of the file's suffix. Raises ConfigError if it can't be written."""
     if path.suffix == ".html":
         write_page(diagnosis, path, title)
         return

@@ -1,4 +1,4 @@
-"""The page of an emulated job: `page.html` lays it out; here is what it is given."""
+"""The HTML page of an emulated job: the content that the template `page.html` lays out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from switchml.pages import charts, page
 from switchml.units import GIB, memory_text, time_text
 
 Share = tuple[str, float, float]
-"""(name, seconds, share of a whole)."""
+"""(name, seconds, share of the total)."""
 MOST_LANES = 16
-"""Ranks in the page's timeline."""
+"""Maximum ranks in the page's timeline."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a scaling picture."""
+    """A line of a scaling plot."""
 
     name: str
     x: Sequence[float]
@@ -34,7 +34,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over a logarithmic x axis, y from 0. `is_ideal`: also y growing as x does from the first point on."""
+    """Curves over a logarithmic x axis, with y from 0. `is_ideal`: also draw y growing in proportion to x from the
+    first point on."""
 
     title: str
     x_name: str
@@ -45,20 +46,20 @@ class Chart:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page says. All but the title and the replay may be left out."""
+    """The content of the page. All but the title and the replay may be left out."""
 
     title: str
     played: Replayed
     headline: dict[str, str] = field(default_factory=dict)
     """Name → value with its unit: iteration time, throughput, …"""
     settings: dict[str, str] = field(default_factory=dict)
-    """What was asked for: model, cluster, parallelism, …"""
+    """Settings of the job: model, cluster, parallelism, …"""
     memory_bytes: dict[str, float] = field(default_factory=dict)
     """Part → bytes on the fullest accelerator."""
     memory_limit_bytes: float | None = None
     helps: dict[str, float] = field(default_factory=dict)
-    """What may be faster (`emulator.traces.whatif.faster.THINGS`) → the iteration's seconds then, what helps most
-    first."""
+    """Resource that may be faster (`emulator.traces.whatif.faster.THINGS`) → seconds of the iteration at that speed,
+    largest gain first."""
     charts: Sequence[Chart] = ()
     assumptions: Sequence[str] = ()
 
@@ -69,7 +70,7 @@ def write_page(content: Page, path: str | Path) -> None:
 
 
 def render(name: str, content: Mapping[str, Any], *folders: Path) -> str:
-    """A page from template `name` of `folders` or of the one beside this module."""
+    """A page from the template `name` in `folders` or next to this module."""
     return page.render(name, (*folders, Path(__file__).parent), content, time=time_text, bytes=memory_text)
 
 
@@ -79,7 +80,8 @@ def timeline(
     phase_of: Callable[[str, Kind], str] = phase_of,
     path: Callable[[list[tuple[Lane, str]]], Sequence[tuple[float, str]]] = lambda named: (),
 ) -> charts.Spec:
-    """A timeline of `ranks`. `path`: corners (s, lane) of a line across lanes, from the lanes and their names."""
+    """Timeline of `ranks`. `path` returns the corners (s, lane) of a line across lanes, from the
+    lanes and their names."""
     named: list[tuple[Lane, str]] = []
     for lane in lanes(played, ranks, phase_of=phase_of):
         name = lane.name or f"{named[-1][1]}, exchanges"
@@ -100,7 +102,7 @@ def timeline(
 
 
 def breakdown(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Chart and table of seconds: row → part → seconds. Parts in the order of the first row."""
+    """Chart and table of seconds: row → part → seconds. Parts are in the order of the first row."""
     names = list(dict.fromkeys(name for parts in rows.values() for name, s in parts.items() if s > 0))
     table = [
         [row, *(time_text(parts[name]) if parts.get(name) else "–" for name in names)] for row, parts in rows.items()
@@ -109,7 +111,7 @@ def breakdown(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def shares(rows: Iterable[tuple[str, float]], whole_s: float) -> list[Share]:
-    """Of what takes any time."""
+    """The share of each row that takes any time."""
     return [(name, float(seconds), float(seconds) / whole_s) for name, seconds in rows if seconds > 0]
 
 
@@ -140,27 +142,27 @@ def _content(content: Page) -> dict[str, Any]:
 
 
 def ranks_shown(played: Replayed) -> np.ndarray:
-    """int64: those of the page's timeline: all, or one of each stage."""
+    """The ranks of the page's timeline, int64: all, or one of each stage."""
     graph = played.graph
     return shown_ranks(graph, most_ops=0 if len(graph.ranks) > MOST_LANES else len(graph.ops))[:MOST_LANES]
 
 
 def memory_chart(rows_bytes: Mapping[str, Mapping[str, float]]) -> charts.Spec:
-    """A bar each, of parts in bytes."""
+    """One bar per row, of parts in bytes."""
     rows = {name: {part: size / GIB for part, size in parts.items()} for name, parts in rows_bytes.items()}
     return charts.stacked(rows, "GiB", lambda size: memory_text(size * GIB))
 
 
 def _helps(page: Page) -> list[tuple[str, float, float]]:
-    """(what is twice as fast, seconds, share of the iteration that this saves). Not loading: the graph has what
-    training waits for samples, and faster storage can do more than halve that."""
+    """(what is twice as fast, seconds, share of the iteration saved). Without loading: the graph only contains the time
+    that training waits for samples, and faster storage can more than halve that."""
     whole_s = page.played.makespan_s
     shown = {"exposed communication": "communication"}
     return [(shown.get(name, name), s, 1 - s / whole_s) for name, s in page.helps.items() if name != "loading"]
 
 
 def stage_rows(played: Replayed, charged: Parts | None = None) -> dict[str, dict[str, float]]:
-    """For all ranks, then for each stage: name → part → seconds."""
+    """Seconds for all ranks, then for each stage: name → part → seconds."""
     graph, charged = played.graph, charged or parts(played)
     chosen = {"all ranks": np.ones(len(graph.ranks), bool)}
     if 1 < graph.stages() <= MOST_LANES:
@@ -174,7 +176,7 @@ def stage_rows(played: Replayed, charged: Parts | None = None) -> dict[str, dict
 
 
 def plot(chart: Chart) -> dict[str, Any]:
-    """Curves over a logarithmic axis, and the same as a table."""
+    """Curves over a logarithmic axis, and their values as a table."""
     lines = [charts.Line(curve.name, curve.x, curve.y) for curve in chart.curves]
     xs = sorted({float(x) for curve in chart.curves for x in curve.x})
     if chart.is_ideal:

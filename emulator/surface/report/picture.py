@@ -1,5 +1,5 @@
-"""The picture of a report, where `--report` names a .png, .svg or .pdf: where the time goes, memory, and the curves
-of a sweep. The page (`page.py`) has more: the timeline, what would help, what was assumed.
+"""The plot of a report, for a `--report` file that ends in .png, .svg or .pdf: where the time goes, memory, and the
+curves of a sweep. The HTML page (`page.py`) has more: the timeline, possible gains, assumptions.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ _PANEL_INCHES = (5.2, 4.2)
 
 
 def write_report(page: Page, path: Path) -> None:
-    """`page` as what the ending of `path` says. Raises ConfigError if it can't be written."""
+    """Write `page` in the format of the file's suffix. Raises ConfigError if it can't be written."""
     if path.suffix == ".html":
         write_page(page, path)
         return

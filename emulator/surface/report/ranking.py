@@ -7,7 +7,7 @@ from switchml.units import GIB, TimeUnit
 
 
 def ranking_table(ranking: Any) -> tables.Table:
-    """A row for each split, the fastest first."""
+    """One row per split, fastest first."""
     unit = TimeUnit(one.iteration_s for one in ranking)
     has_experts = any(one.job.ep > 1 for one in ranking)
     table = tables.Table(

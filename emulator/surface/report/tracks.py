@@ -1,5 +1,5 @@
-"""What the page's timeline shows: for each rank a lane of what it computes and one of what it exchanges, cut into
-columns. A column has the colour of what fills most of it, its opacity is the busy share.
+"""The page's timeline: for each rank one lane of compute and one of communication, cut into columns. A column has the
+color of the phase that fills most of it; its opacity is the busy share.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ SHADES = 4
 COLUMNS = 1000
 
 _OF_KIND = {Kind.LOAD: "loading", Kind.CODEC: "compression", Kind.CHECKPOINT: "other", Kind.DELAY: "other"}
-"""All but what computes; the rest is communication."""
+"""Phases of all kinds but COMPUTE; the kinds not listed are communication."""
 _COMPUTES = ("forward", "backward", "recompute", "optimizer", "compression", "compute", "host")
 
 
 @dataclass(frozen=True)
 class Run:
-    """`columns` that look the same from `first` on: of a phase, in a shade from 1 (pale) to SHADES."""
+    """`columns` adjacent equal columns from column `first` on: their phase, and a shade from 1 (pale) to SHADES."""
 
     first: int
     columns: int
@@ -32,17 +32,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Lane:
-    """One row of the picture."""
+    """One row of the timeline."""
 
     rank: int
     name: str
     runs: list[Run]
     top: int
-    """Where it is, in pixels from the top."""
+    """Vertical position, in pixels from the top."""
 
 
 def phase_of(name: str, kind: Kind) -> str:
-    """Which of PHASES an op type belongs to, going by its kind and its name."""
+    """Return the one of PHASES that an op type belongs to, by its kind and name."""
     if kind != Kind.COMPUTE:
         return _OF_KIND.get(kind, "communication")
     words = name.lower()
@@ -57,7 +57,7 @@ def phase_of(name: str, kind: Kind) -> str:
 
 
 def cause_of(name: str, kind: Kind) -> str:
-    """The same for a traced op type, whose name says nothing about its phase."""
+    """Like `phase_of`, for a traced op type, whose name does not indicate its phase."""
     return {Kind.COMPUTE: "compute", Kind.DELAY: "host"}.get(kind) or phase_of(name, kind)
 
 
@@ -69,7 +69,7 @@ def is_above(phase: str) -> bool:
 def lanes(
     played: Replayed, ranks: np.ndarray, columns: int = COLUMNS, phase_of: Callable[[str, Kind], str] = phase_of
 ) -> list[Lane]:
-    """Two lanes for each of `ranks`, the second only where it has something in it."""
+    """Up to two lanes for each of `ranks`; the second is left out if it is empty."""
     graph = played.graph
     edges_s = np.linspace(0.0, played.makespan_s, columns + 1)
     phase = np.array(
@@ -92,13 +92,13 @@ def lanes(
         for number in range(len(PHASES)):
             chosen = op_phase == number
             filled[number] = _filled(graph.ops.stream[ops][chosen], moves_s[chosen], end_s[chosen], edges_s)
-        # A receive is posted long before its send; that its stream waits says nothing.
+        # A receive is posted long before its send; its stream's waiting is not meaningful.
         chosen = graph.op_types.kind[graph.ops.op_type[ops]] == Kind.COLLECTIVE
         filled[PHASES.index("waiting")] = _filled(
             graph.ops.stream[ops][chosen], start_s[chosen], moves_s[chosen], edges_s
         )
         computes = np.isin(PHASES, _COMPUTES)
-        host = PHASES.index("host")  # what it does beside a kernel is not what the rank is busy with
+        host = PHASES.index("host")  # Host work that overlaps a kernel does not count as busy time of the rank
         busy = filled[computes].sum(axis=0) - filled[host]
         filled[host] = np.minimum(filled[host], np.maximum(1.0 - busy, 0.0))
         name = f"rank {graph.ranks.device[rank]}"
@@ -113,13 +113,14 @@ def lanes(
 
 
 def _filled(stream: np.ndarray, from_s: np.ndarray, until_s: np.ndarray, edges_s: np.ndarray) -> np.ndarray:
-    """float64 (columns,): the share of each that intervals cover. Those of a stream don't overlap; streams add up."""
+    """Share of each column that is covered by intervals, float64 (columns,). Intervals of one stream don't overlap;
+    streams add up."""
     covered_s = np.zeros(len(edges_s) - 1)
     for number in np.unique(stream):
         mine = stream == number
         order = np.argsort(from_s[mine], kind="stable")
         begin_s, end_s = from_s[mine][order], until_s[mine][order]
-        # Seconds covered up to a moment: rises through each interval, flat between them.
+        # Seconds covered up to a moment: increases during each interval, constant between them.
         risen_s = np.cumsum(end_s - begin_s)
         moments = np.stack([begin_s, end_s], axis=1).ravel()
         levels = np.stack([risen_s - (end_s - begin_s), risen_s], axis=1).ravel()
@@ -129,7 +130,7 @@ def _filled(stream: np.ndarray, from_s: np.ndarray, until_s: np.ndarray, edges_s
 
 
 def _runs(filled: np.ndarray) -> list[Run]:
-    """Neighbouring columns that look the same, as one."""
+    """Merge adjacent columns of equal phase and shade into runs."""
     top = np.argmax(filled, axis=0)
     shade = np.ceil(np.minimum(filled.sum(axis=0), 1.0) * SHADES - 1e-9).astype(int)
     look = np.where(shade > 0, top * (SHADES + 1) + shade, -1)

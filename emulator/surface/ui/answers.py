@@ -1,4 +1,4 @@
-"""What the page is told: an emulated job, a sweep, the state of an aggregator, as plain data."""
+"""Request handlers of the page: an emulated job, a sweep, and the state of an aggregator, as plain data."""
 
 import time
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from switchml.tables import Table
 from switchml.units import memory_text, time_text
 
 SECONDS = 20.0
-"""That an answer may take, a sweep's jobs together."""
+"""Time limit of a response; a sweep's jobs share it."""
 MEMORY_BYTES = 1e9
-"""That a job's graph and its replay may take."""
+"""Memory limit of a job's graph and replay."""
 
 
 def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `{"options": …}`: figures, charts, and the command line. Raises SwitchMLError."""
+    """Handle a request `{"options": …}`: figures, charts, and the command line. Raises SwitchMLError."""
     options = controls.options(_table(asked, "options"))
     result = _result(options, SECONDS)
     page = page_of(result.emulation, helps=False)
@@ -52,7 +52,8 @@ def _result(options: Mapping[str, Any], seconds: float) -> Result:
 
 
 def sweep(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `{"options": …, "sweep": {name: values}}`: curves, a table, and the command line. Raises SwitchMLError."""
+    """Handle a request `{"options": …, "sweep": {name: values}}`: curves, a table, and the command line. Raises
+    SwitchMLError."""
     options, texts = controls.options(_table(asked, "options")), _table(asked, "sweep")
     axes = controls.axes(texts)
     ends_s = time.monotonic() + SECONDS
@@ -84,8 +85,8 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
 
 
 def status(address: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the aggregator at `address`, to who knows `{"secret": …}` (else the environment's): a sentence and tables.
-    Raises SwitchMLError where it does not answer."""
+    """State of the aggregator at `address`, for a request with `{"secret": …}` (default: the environment's secret): a
+    sentence and tables. Raises SwitchMLError if the aggregator does not respond."""
     from switchml.control import client
     from switchml.control.report import as_tables, head
 
@@ -95,7 +96,7 @@ def status(address: str, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(table: Table) -> dict[str, Any]:
-    """Texts of a table that the command line prints."""
+    """A table of the command line as plain text cells."""
     return {
         "columns": [column.title for column in table.columns],
         "rows": [[str(cell) for cell in row] for row in table.rows],

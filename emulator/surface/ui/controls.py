@@ -1,5 +1,5 @@
-"""What can be chosen in the browser. A control is an option of `switchml emulate`, read as on the command line; only
-names that come with switchml can be chosen: whoever may use the page reads no file and runs no code here.
+"""Controls of the page. A control is an option of `switchml emulate`, parsed as on the command line; only names that
+come with switchml can be chosen, so that users of the page can neither read files nor run code here.
 """
 
 import re
@@ -19,16 +19,16 @@ from emulator.surface.job_options import BY_NAME, DEFAULTS, type_of, with_option
 from switchml.errors import ConfigError
 
 MOST_POINTS = 64
-"""Of a sweep in the browser; the command line has no such limit."""
+"""Maximum jobs of a sweep in the browser; the command line has no such limit."""
 MOST_CHARACTERS = 40
-"""Of a value."""
+"""Maximum length of a value."""
 MOST_SHOWN = 18
-"""Characters of an empty control."""
+"""Maximum characters of a placeholder."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """A choice of names, or a number where there are none."""
+    """A control of the page: a choice of names, or a number if there are no choices."""
 
     name: str
     label: str
@@ -39,22 +39,22 @@ class Control:
 
     @property
     def option(self) -> str:
-        """Its name on the command line, without dashes."""
+        """The option's name on the command line, without dashes."""
         return _option(self.name)
 
     @property
     def unset(self) -> str:
-        """What holds where nothing is chosen."""
+        """The default's description, shown where nothing is chosen."""
         return DEFAULTS[self.option]
 
     @property
     def placeholder(self) -> str:
-        """The same in a word or two."""
+        """The default's description in a word or two."""
         text = re.split(r"[:;,] | \(", self.unset)[0]
         return text if len(text) <= MOST_SHOWN else "default"
 
     def value(self, text: str) -> Any:
-        """Of what the browser sent. Raises ConfigError."""
+        """Parse the text that the browser sent. Raises ConfigError."""
         if self.choices:
             datafile.check_name(self.option, text, [value for value, _ in self.choices])
         if len(text) > MOST_CHARACTERS:
@@ -74,7 +74,7 @@ def _named(names: Any) -> tuple[tuple[str, str], ...]:
 
 
 def controls() -> list[Control]:
-    """All of them, in their order on the page."""
+    """All controls, in their order on the page."""
     titles = tuple((name, models.load(name).title) for name in models.models())
     return [
         Control("model", "Model", titles, "gpt3-13b"),
@@ -103,7 +103,8 @@ def controls() -> list[Control]:
 
 
 def options(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name, from what the browser sent: texts by name, empty for a default. Raises ConfigError."""
+    """Parse the texts that the browser sent, by name, empty for a default. Returns values by name.
+    Raises ConfigError."""
     known = {control.name: control for control in controls()}
     found: dict[str, Any] = {}
     for name, text in chosen.items():
@@ -114,12 +115,12 @@ def options(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tables(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A job file's, with these values. Raises ConfigError."""
+    """Tables of a job file with these values. Raises ConfigError."""
     return with_options({}, dict(options))
 
 
 def axes(texts: Mapping[str, Any]) -> list[Axis]:
-    """Of a sweep: name → values as `--sweep` takes them. Raises ConfigError."""
+    """Axes of a sweep, from name → values in the syntax of `--sweep`. Raises ConfigError."""
     known = {control.name: control for control in controls()}
     found = []
     for name, text in texts.items():
@@ -136,7 +137,7 @@ def axes(texts: Mapping[str, Any]) -> list[Axis]:
 
 
 def command(chosen: Mapping[str, Any], swept: Mapping[str, Any] | None = None) -> str:
-    """The command line that gives the same."""
+    """The equivalent command line."""
     words = ["switchml", "emulate"]
     for name, value in chosen.items():
         if name not in (swept or {}):

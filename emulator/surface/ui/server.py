@@ -1,5 +1,5 @@
-"""The web server of `switchml ui`: one page, and three addresses that answer what it posts with JSON. Whoever does not
-know the token gets nothing; it comes once, in the address, and is a cookie from then on.
+"""The web server of `switchml ui`: one page, and three URLs that respond to POST requests with JSON. All requests need
+the token: it is passed once in the URL, and is a cookie from then on.
 """
 
 import functools
@@ -22,9 +22,9 @@ from switchml.pages.page import as_data, render
 log = logs.of("switchml.ui")
 
 MOST_BYTES = 1 << 16
-"""Of a request."""
+"""Maximum size of a request body."""
 IDLE_S = 30.0
-"""After which a silent connection is closed."""
+"""Idle time after which a connection is closed."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -34,7 +34,8 @@ _HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page at (host, port), port 0 for any. `aggregator`: HOST:PORT whose state it shows."""
+    """Serves the page at (host, port); port 0 selects a free one. `aggregator`: HOST:PORT of the aggregator whose state
+    is shown."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -43,16 +44,16 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
         self.token = token
         self.aggregator = aggregator
-        self.cookie = f"switchml-{self.server_port}"  # browsers keep the cookies of all ports of a host together
+        self.cookie = f"switchml-{self.server_port}"  # Browsers share cookies between all ports of a host
         self.one_at_a_time = threading.Lock()
         self.page = page(aggregator)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client has left, or an answer failed, which `_answer` has reported."""
+        """Ignore errors: the client has disconnected, or a handler failed, which `_answer` has logged."""
 
 
 def page(aggregator: str) -> str:
-    """The page itself."""
+    """Render the page."""
     groups: dict[str, list[controls.Control]] = {}
     for control in controls.controls():
         groups.setdefault(control.group, []).append(control)
@@ -85,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         is_small = re.fullmatch(r"[0-9]{1,6}", length) is not None and int(length) <= MOST_BYTES
-        self.close_connection |= not (is_small and self._is_known())  # its body is not read
+        self.close_connection |= not (is_small and self._is_known())  # The body is not read
         if not self._is_known():
             self._refuse()
         elif not is_small:
@@ -112,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(400, {"error": "expected an object of JSON"})
                 return
             work = functools.partial(jobs[self.path], asked)
-            if self.path == "/status":  # calculates nothing, and waits for nobody who does
+            if self.path == "/status":  # Cheap; does not wait for running calculations
                 self._answer(work)
                 return
             if not self.server.one_at_a_time.acquire(timeout=answers.SECONDS):
@@ -140,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_known(self) -> bool:
         try:
             morsel = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
-        except Exception:  # whatever a stranger's header does to the parser
+        except Exception:  # Any parser error from an untrusted header
             return False
         return morsel is not None and self._is_token(morsel.value)
 
@@ -158,4 +159,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the address that comes first has the token in it."""
+        """Log nothing: the first URL contains the token."""

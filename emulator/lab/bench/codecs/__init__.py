@@ -1,1 +1,1 @@
-"""What `switchml bench codecs` measures: codecs beside others' compressors."""
+"""Measurements of `switchml bench codecs`: codecs compared with third-party compressors."""

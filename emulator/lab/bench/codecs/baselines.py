@@ -1,6 +1,7 @@
-"""What `switchml bench codecs` puts beside ours: SZ3 (pysz), ZFP (zfpy), torch.topk, and torch's own DDP hooks.
+"""Baselines of `switchml bench codecs`: SZ3 (pysz), ZFP (zfpy), torch.topk, and torch's own DDP hooks.
 
-Each baseline is a pair of functions, or, for the hooks, one that does both; one whose package is missing says so.
+Each baseline is a pair of functions; a hook is a single function that does both. A baseline whose package is not
+installed is reported as `Missing`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from emulator.lab.bench.codecs.tensors import Tensor
 
 @dataclass(frozen=True)
 class Baseline:
-    """`compress(x)` gives something of `nbytes(it)` bytes that `decompress(it)` turns back into float32[n].
-
-    `aggregation` names our codec of the same kind. A hook has no `decompress`: `compress` then returns the result
-    itself, and its time is that of both; `nbytes` gets None.
+    """A third-party compressor. `compress(x)` returns a payload of `nbytes(payload)` bytes that `decompress(payload)`
+    decodes to float32[n]. `aggregation` names the switchml codec of the same kind. A hook has no `decompress`: its
+    `compress` returns (seconds, result), with the time of both directions, and `nbytes` ignores its argument.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Missing:
-    """A baseline that can't run here."""
+    """A baseline that can't run because its package is not installed."""
 
     name: str
     reason: str
@@ -46,12 +46,12 @@ class Missing:
 NEEDS = {"SZ3": "pysz", "ZFP": "zfpy", "torch.topk": "torch", "torch PowerSGD": "torch", "torch fp16": "torch"}
 EXTRA = "bench-codecs"
 _PLAIN_STEPS = 4
-"""torch's PowerSGD sends its first steps uncompressed: so many are made before any is measured."""
+"""torch's PowerSGD sends its first steps uncompressed: this many steps run before measuring."""
 
 
 @contextlib.contextmanager
 def available(tensor: Tensor, *, bound: float, ratio: float, rank: int) -> Iterator[list[Baseline | Missing]]:
-    """All baselines. `bound`: the largest error, absolute; `ratio`: top-k's share; `rank`: PowerSGD's."""
+    """All baselines. `bound`: absolute error bound; `ratio`: top-k's share; `rank`: PowerSGD's rank."""
     makers = {"SZ3": (_sz3, bound), "ZFP": (_zfp, bound), "torch.topk": (_torch_topk, ratio)}
     baselines: list[Baseline | Missing] = []
     for name, module in NEEDS.items():
@@ -115,8 +115,8 @@ def _torch_topk(ratio: float) -> Baseline:
 
 @contextlib.contextmanager
 def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Baseline]]:
-    """torch's hooks as DDP calls them, in a process group of this process alone: a bucket of one parameter, of the
-    tensor's shape, whose gradient is the tensor."""
+    """torch's hooks as DDP calls them, in a process group with this process as the only rank: a bucket of one
+    parameter, of the tensor's shape, whose gradient is the tensor."""
     import torch
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -134,7 +134,7 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Baseline]]:
         model = DistributedDataParallel(OneParameter(), bucket_cap_mb=1 << 12)
         seconds: list[float] = []
 
-        # torch looks at a hook's annotations, and takes no text for one.
+        # torch inspects a hook's annotations and rejects strings.
         def timed(state, bucket):  # type: ignore[no-untyped-def]
             start = time.process_time()
             future = hook(state, bucket)

@@ -1,8 +1,9 @@
-"""Measuring codecs: size, speed both ways, error, and what an all-reduce would send; ours and others' in turn.
+"""Measurement of codecs: size, speed in both directions, error, and bytes sent in an all-reduce; switchml's codecs and
+the baselines alternate.
 
-All run on one core in this process. Times are processor time, of the fastest of several rounds that go through all
-codecs: what else the machine does can only add to it. The allocator is told to keep what is freed: fresh pages cost
-more than some codecs, and a training process that has run for a while needs none either.
+All run on one core in this process. Times are CPU time, the minimum over several rounds through all codecs, since other
+load on the machine can only add to it. The allocator is configured not to return freed memory: faulting in fresh pages
+costs more than some codecs, and a warmed-up training process does not need to.
 """
 
 import contextlib
@@ -21,14 +22,14 @@ from switchml.codecs import CODECS, Codec, StepContext, parse
 from switchml.codecs.exchange import reduce
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""malloc.h"""
+"""mallopt parameters, from malloc.h."""
 
 
 @dataclass
 class Measured:
-    """One codec's figures. Times in seconds; bytes of one payload, header included. `ours` is False for baselines.
-
-    `sent_bytes`, `received_bytes`: of one rank in an all-reduce of `workers`, lanes packed, no packet headers.
+    """One codec's results. Times in seconds; bytes of one payload, header included. `ours` is False for baselines.
+    `sent_bytes`, `received_bytes`: of one rank in an all-reduce of `workers` ranks, lanes packed, without packet
+    headers.
     """
 
     name: str
@@ -49,13 +50,13 @@ class Measured:
         return 4 * self.elements / self.payload_bytes
 
     def rate(self, seconds: list[float]) -> float | None:
-        """Bytes of the float32 tensor a second; None if that was not measured apart."""
+        """Throughput: bytes of the float32 tensor per second; None if that direction was not timed separately."""
         return 4 * self.elements / min(seconds) if seconds else None
 
     @property
     def pays_below_bps(self) -> float:
-        """The rate of a link (bits a second) below which compressing, sending and decompressing takes less time than
-        sending the tensor: 1 / B = 1 / (ratio B) + 1 / compress rate + 1 / decompress rate."""
+        """Link rate (bits/s) below which compressing, sending and decompressing takes less time than sending the
+        tensor: 1 / B = 1 / (ratio B) + 1 / compress rate + 1 / decompress rate."""
         work_s = min(self.compress_s) + (min(self.decompress_s) if self.decompress_s else 0)
         return max(0.0, 8 * (4 * self.elements - self.payload_bytes) / work_s)
 
@@ -71,7 +72,7 @@ class Report:
 
 
 def choose(specs: list[str] | None, *, ratio: float, bound: float, rank: int) -> list[Codec]:
-    """The codecs of `specs`, or all, each at the ratio, bound or rank that the baselines get. Raises ConfigError."""
+    """The codecs of `specs`, or all, each with the ratio, bound or rank that the baselines use. Raises ConfigError."""
     if specs:
         return [parse(spec) for spec in specs]
     chosen = []
@@ -108,7 +109,7 @@ def measure(
             Measured(run.name, number < len(codecs), run.aggregation, x.size, run.note)
             for number, run in enumerate(runs)
         ]
-        for turn in range(rounds + 1):  # the first is for compiling and warming up
+        for turn in range(rounds + 1):  # the first turn compiles and warms up
             for run, one in zip(runs, measured, strict=True):
                 on_step(run.name)
                 _once(run, one, x)
@@ -123,7 +124,7 @@ def measure(
 
 
 def _ours(codec: Codec, state: Any, tensor: Tensor) -> baselines.Baseline:
-    """One of our codecs, as its baselines are."""
+    """A switchml codec wrapped in the baselines' interface."""
     steps, n = itertools.count(), tensor.values.size
     return baselines.Baseline(
         str(codec),
@@ -153,8 +154,8 @@ def _once(run: baselines.Baseline, measured: Measured, x: np.ndarray) -> None:
 
 
 def _traffic(exchange: Any, workers: int) -> tuple[int, int]:
-    """Bytes that one rank sends, and receives, if all ranks' vectors compress alike: sums come back in the lanes that
-    they went in, gathered payloads from all others; sparse sums are counted as gathered."""
+    """Bytes that one rank sends and receives if all ranks' vectors compress alike: sums come back in lanes of the same
+    width, gathered payloads from all other ranks; sparse sums are counted as gathered."""
     sent = received = 0
     answer = None
     while True:
@@ -169,7 +170,8 @@ def _traffic(exchange: Any, workers: int) -> tuple[int, int]:
 
 
 def _keep_freed_memory() -> None:
-    """glibc's malloc then neither maps large blocks apart nor returns any; other allocators stay as they are."""
+    """Configure glibc's malloc to serve large blocks without mmap and never to trim the heap; other allocators are
+    unaffected."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -178,7 +180,7 @@ def _keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """torch, if it is there, on one core while this lasts, as all others."""
+    """Limit torch, if installed, to one thread within this context, as for all other codecs."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""`switchml bench codecs`, as a table, as one JSON object and as a picture."""
+"""The result of `switchml bench codecs` as a table, a JSON object and a plot."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ _FIGURES = (
     "name", "ours", "aggregation", "ratio", "payload_bytes", "max_error", "sent_bytes", "received_bytes",
     "pays_below_bps", "note",
 )  # fmt: skip
-"""Of a codec, as JSON has them."""
+"""Fields of a codec in the JSON output."""
 
 
 def print_table(report: Report) -> None:
-    """The table for people, on stdout: our codecs, then the others."""
+    """Print the table on stdout: switchml's codecs, then the baselines."""
     ranks = f"of {report.workers} ranks"
     columns = [
         text("codec"),
@@ -59,7 +59,7 @@ def _title(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Rates in bytes of the float32 tensor a second; errors of one payload after decoding."""
+    """JSON object: rates in bytes of the float32 tensor per second; errors of one payload after decoding."""
     return {
         "tensor": report.tensor.source,
         "elements": int(report.tensor.values.size),
@@ -80,7 +80,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Ratio against error, and speed. Raises ConfigError if the picture cannot be written."""
+    """Plot ratio against error, and speed. Raises ConfigError if the plot cannot be written."""
     plotting.draw(path, f"Codecs on {_title(report)}", [_errors(report.measured), _speeds(report.measured)])
 
 
@@ -89,7 +89,8 @@ def _short(each: Measured) -> str:
 
 
 def _errors(measured: list[Measured]) -> Points:
-    """Sign codecs, which decode to a direction, and what changes nothing are left away."""
+    """Scatter plot of ratio and error, without sign codecs, which decode to a direction only, and without lossless
+    codecs."""
     shown = [
         Point(each.aggregation if each.ours else "theirs", each.ratio, each.relative_error, _short(each))
         for each in measured

@@ -1,7 +1,8 @@
-"""What `switchml bench codecs` compresses: gradients and activations of real training steps, a smooth field, or a file.
+"""Input tensors of `switchml bench codecs`: gradients and activations of real training steps, a smooth field, or a
+file.
 
-The digits model has 71,754 parameters, so the gradients of consecutive steps are put one after the other until there
-are as many elements as asked for; activations likewise, layer by layer and batch by batch.
+The digits model has 71,754 parameters, so the gradients of consecutive steps are concatenated until the requested
+number of elements is reached; activations likewise, layer by layer and batch by batch.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 KINDS = ("gradient", "activation", "smooth")
 _BATCH = 64
 _SKIPPED = 10
-"""Steps before the first gradient that is used: the first ones are untypically large."""
+"""Steps before the first gradient used: gradients of the first steps are untypically large."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """float32[n], the matrix that PowerSGD sees it as, and its source in words."""
+    """A flat float32[n] tensor, the matrix shape that PowerSGD uses for it, and a description of its source."""
 
     values: np.ndarray
     shape: tuple[int, int]
@@ -40,7 +41,7 @@ class Tensor:
 
 
 def load(name: str, elements: int) -> Tensor:
-    """The tensor that `--tensor` names. Raises ConfigError."""
+    """Load the tensor that `--tensor` names. Raises ConfigError."""
     if name not in KINDS:
         return _from_file(Path(name))
     values, source = {"gradient": _gradients, "activation": _activations, "smooth": _smooth}[name](elements)
@@ -56,7 +57,7 @@ def _square(n: int) -> tuple[int, int]:
 
 
 def _training_steps() -> Iterator[tuple[DigitsNet, torch.Tensor]]:
-    """Train the digits model; yields it and a batch, with gradients set, once a step."""
+    """Train the digits model; yields the model with its gradients set, and the batch, once per step."""
     import torch
     from torch.nn import functional
 
@@ -82,7 +83,8 @@ def _training_steps() -> Iterator[tuple[DigitsNet, torch.Tensor]]:
 def _collected(
     elements: int, what: str, parts_of: Callable[[DigitsNet, torch.Tensor], list[np.ndarray]]
 ) -> tuple[np.ndarray, str]:
-    """What `parts_of(model, images)` gives in each step, as many steps as it takes, and its source."""
+    """Concatenate the outputs of `parts_of(model, images)` over as many steps as needed for `elements` elements.
+    Returns the tensor and a description of its source."""
     parts: list[np.ndarray] = []
     steps, last = _training_steps(), _SKIPPED
     while sum(part.size for part in parts) < elements:
@@ -131,7 +133,7 @@ def _smooth(elements: int) -> tuple[np.ndarray, str]:
 
 def _from_file(path: Path) -> Tensor:
     expected = f"expected one of {', '.join(KINDS)}, or a NumPy file (.npy)"
-    if not path.exists():  # a kind that is mistyped, perhaps
+    if not path.exists():  # perhaps a mistyped kind
         raise ConfigError(f"--tensor {path}: {os.strerror(errno.ENOENT)}: {expected}")
     check_has_end(path, pipes=False)
     try:

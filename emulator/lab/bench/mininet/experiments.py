@@ -1,8 +1,8 @@
-"""The experiments of `switchml mininet`: which networks they need, and what is measured in each.
+"""The experiments of `switchml mininet`: the networks they need and the measurements in each.
 
-An experiment is a list of cases, each a row of the table and a point of the picture. Cases with the same layout share a
-network, one after the other; everything happens in one world (emulator/networks/testbed/world.py), whose end leaves
-nothing behind."""
+An experiment is a list of cases, each a row of the table and a point of the plot. Cases with the same layout share a
+network, one after the other; everything runs in one world (emulator/networks/testbed/world.py), which removes
+everything when it ends."""
 
 import contextlib
 import itertools
@@ -29,21 +29,23 @@ from switchml.errors import ConfigError
 from switchml.protocol import sizes
 
 BMV2_SLOTS = 32
-"""As many packets as simple_switch's ports hold."""
+"""Default slots with simple_switch: the capacity of its ports' queues in packets."""
 QUEUED_S = 0.005
-"""How much of a job may wait in queues unless its number of slots is given: with more, packets wait longer than the
-agents' retransmission timeout."""
+"""Seconds of a job's traffic that may wait in queues unless its number of slots is given; more would delay packets
+beyond the agents' retransmission timeout."""
 MOST_SLOTS = 1024
 BURST_S = 0.001
-"""Links here are slow, and a long burst on a slow link would show agents round trips that it does not have."""
+"""Burst of the links' rate limiters, in seconds at the link rate. The links are slow, and a long burst would make the
+agents measure round-trip times that the link does not have."""
 SLOTS = (2, 4, 8, 16, 32, 64, 128)
 LOSSES = (0.0, 0.001, 0.01, 0.02)
 
 
 @dataclass(frozen=True)
 class MininetPlan:
-    """What the command line asks for. `captures`: (link, file). `loss` is that of every link, each way; None where the
-    experiment chooses it. `racks` 0: 2 with two-racks, 1 otherwise. `parallel`: as `TrainingSettings.parallel`."""
+    """Options of `switchml mininet`. `captures`: (link, file). `loss`: loss rate of every link in each direction; None
+    where the experiment varies it. `racks` 0: 2 with two-racks, 1 otherwise. `parallel`: as in
+    `TrainingSettings.parallel`."""
 
     experiment: str = "allreduce"
     hosts: int = 4
@@ -88,13 +90,13 @@ class MininetPlan:
 
     @property
     def slots_for_the_link(self) -> int:
-        """As many packets as the links hold in a round trip and QUEUED_S, rounded up to a power of two."""
+        """Packets that the links hold in a round trip plus QUEUED_S, rounded up to a power of two."""
         frame_bits = 8 * (self.payload_bytes + sizes.FRAME_OVERHEAD_BYTES - sizes.ETHERNET_BYTES)
         packets = self.rate_bps * (4 * self.delay_s + QUEUED_S) / frame_bits
         return 1 << max(1, math.ceil(math.log2(packets)))
 
     def layouts(self) -> list[Layout]:
-        """All networks that the experiment builds, in order. Raises ConfigError for what makes no sense."""
+        """All networks that the experiment builds, in order. Raises ConfigError for invalid combinations."""
         return list(dict.fromkeys(case.layout for case in cases(self)))
 
 
@@ -115,7 +117,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A case and what came of it."""
+    """A case and its measurements."""
 
     case: Case
     tally: Tally
@@ -123,17 +125,17 @@ class Row:
 
     @property
     def goodput_bps(self) -> float:
-        """Bits of tensor a second, from the median time."""
+        """Bits of the tensor per second, from the median time."""
         return 8 * self.size_bytes / self.tally.median_s
 
     def bound_s(self, plan: MininetPlan) -> float:
-        """What the links alone take."""
+        """Lower bound of the time in seconds that the links set."""
         case = self.case
         return machine.bound_s(plan, case.series, case.workers, case.slots, case.layout.link.loss, case.layout.racks)
 
 
 def cases(plan: MininetPlan) -> list[Case]:
-    """The experiment, row by row."""
+    """The cases of the experiment, in the table's order."""
     ours = [] if plan.aggregator == "none" else [plan.aggregator]
     if plan.experiment == "scaling":
         counts = sorted({*range(2, plan.hosts, 1 if plan.hosts <= 8 else 4), plan.hosts})
@@ -173,7 +175,8 @@ def _program() -> Path:
 
 
 def check(plan: MininetPlan) -> None:
-    """Raises ConfigError for links that a plan does not have, and for programs that it needs and this machine lacks."""
+    """Raises ConfigError for captured links that the plan doesn't have, and for required programs that are not
+    installed."""
     known = {f"{lower}-{upper}" for layout in plan.layouts() for lower, upper in layout.cables}
     for link, file in plan.captures:
         if link not in known:
@@ -187,9 +190,9 @@ def check(plan: MininetPlan) -> None:
 def run(
     plan: MininetPlan, progress: Callable[[str], None], on_row: Callable[[Row], None] = lambda row: None
 ) -> list[Row]:
-    """All rows, each given to `on_row`, too. To be called inside a world of its own; `progress` gets a line now and
-    then."""
-    reducing_context((GLOO,))  # imports while networks are built
+    """Measure all rows; each is also passed to `on_row`. To be called inside a world; `progress` is called with status
+    lines."""
+    reducing_context((GLOO,))  # imports in the background while networks are built
     rows: list[Row] = []
     captures = list(plan.captures)
     for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):
@@ -202,8 +205,8 @@ def run(
 
 
 def at_a_rate_that_links_limit(plan: MininetPlan, progress: Callable[[str], None]) -> MininetPlan:
-    """The plan with a rate that this machine's processors keep up with, which a small all-reduce of the most hosts
-    measures. To be called inside a world of its own."""
+    """Return the plan with a link rate that this machine's processors can sustain, estimated from a small all-reduce
+    with the largest number of hosts. To be called inside a world."""
     reducing_context((GLOO,))
     slowest = max(cases(plan), key=lambda case: (case.series != RING, case.workers))
 
@@ -216,7 +219,7 @@ def at_a_rate_that_links_limit(plan: MininetPlan, progress: Callable[[str], None
 
 
 def warnings(plan: MininetPlan, rows: list[Row]) -> list[str]:
-    """Of rows that processors slowed down, where nothing is lost on purpose."""
+    """Warnings about rows that were limited by the processors, excluding rows with configured loss."""
     timed = [
         machine.Timed(
             f"{row.case.series}, {row.case.workers} hosts",
@@ -249,7 +252,7 @@ def _measure(plan: MininetPlan, case: Case, fabric: Fabric, progress: Callable[[
 
 @contextlib.contextmanager
 def built(layout: Layout, captures: list[tuple[str, Path]], progress: Callable[[str], None]) -> Iterator[Fabric]:
-    """The network. Of `captures` it takes those whose links it has."""
+    """Build the network and its captures. Links in `captures` that exist in this network are removed from the list."""
     racks = f" in {layout.racks} racks" if layout.racks > 1 else ""
     progress(f"building {layout.hosts} hosts{racks}, switches: {layout.switch}")
     fabric = Fabric(layout)
@@ -265,7 +268,8 @@ def built(layout: Layout, captures: list[tuple[str, Path]], progress: Callable[[
 
 @contextlib.contextmanager
 def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[ChildAggregator | None, dict[str, int | None]]]:
-    """What sums the packets of a case (None: nothing), and the processes that do the work."""
+    """Start the aggregator of a case. Yields it (None for a ring) and the ids of the processes that do the work, by
+    name."""
     nodes = fabric.p4_nodes if fabric.layout.switch != BRIDGE else []
     pids: dict[str, int | None] = {node.name: node.pid for node in nodes}
     pids["links"] = fabric.links_pid
@@ -278,14 +282,14 @@ def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[ChildAggregator | 
     else:
         control = measured_aggregator(fabric.switch_address, _control(series, fabric))
     try:
-        control.address  # noqa: B018 - wait for it, and fail here if it does not come up
+        control.address  # noqa: B018 - wait until it is up, or fail here
         yield control, pids
     finally:
         control.stop()
 
 
 def _control(series: str, fabric: Fabric) -> list[str]:
-    """`switchml control` for the P4 switches of a fabric."""
+    """Arguments of `switchml control` for the P4 switches of a fabric."""
     layout, (top, *racks) = fabric.layout, fabric.p4_nodes
     macs = {f"h{host + 1}": mac_text(layout.mac(host)) for host in range(layout.hosts)}
     if series == TREE:
@@ -300,7 +304,7 @@ def _control(series: str, fabric: Fabric) -> list[str]:
 
 
 def _only_forward(node: P4Node) -> None:
-    """Have a P4 switch do what any Ethernet switch does."""
+    """Configure a P4 switch as a plain Ethernet switch."""
     from switchml.control.p4.tables import switch_changes
     from switchml.control.p4.thrift import ThriftSwitch
 
@@ -311,7 +315,7 @@ def _only_forward(node: P4Node) -> None:
 
 
 def _tree_file(fabric: Fabric, macs: dict[str, str]) -> Path:
-    """The switches as `switchml control --tree` reads them."""
+    """Write the switches to a file for `switchml control --tree`."""
     switches = [
         {
             "name": node.name,

@@ -1,5 +1,5 @@
-"""What limits an experiment: its links or this machine's processors, which play all hosts and switches. The rate of
-links is chosen so that it is the links, and rows that processors slowed down are named.
+"""Bottleneck of an experiment: its links or this machine's processors, which run all hosts and switches. Link rates are
+chosen so that the links are the bottleneck, and rows that the processors slowed down are reported.
 """
 
 import math
@@ -13,19 +13,19 @@ from switchml.protocol import sizes
 RING = "ring"
 """Gloo's all-reduce, through bridges."""
 TREE, FLAT = "tree", "flat"
-"""Racks whose switches aggregate, too, and racks that leave it to the switch above them."""
+"""TREE: rack switches aggregate, too. FLAT: rack switches only forward to the aggregating switch above them."""
 PROBE_BPS = 1e9
-"""Of links that hold nothing up."""
+"""Link rate of the probe run, high enough that links are not the bottleneck."""
 PROBE_BYTES = 256 << 10
 MOST_BPS, LEAST_BPS = 1e8, 1e6
 SHARE = 0.4
-"""Of what the processors pass on at PROBE_BPS, the links get: the rest is room for other programs."""
+"""Link rate as a share of the goodput that the processors reach at PROBE_BPS; the rest is left to other programs."""
 SLOW = 1.3
-"""Times the bound of its links that a row may take before processors are to blame."""
+"""Ratio of measured time to link bound above which the processors are considered the bottleneck."""
 
 
 class Links(Protocol):
-    """What an experiment says of its all-reduces."""
+    """Properties of an experiment's all-reduces and links."""
 
     @property
     def rate_bps(self) -> float: ...
@@ -41,7 +41,7 @@ class Links(Protocol):
 
 @dataclass(frozen=True)
 class Timed:
-    """A row: seconds of an all-reduce beside those that its links alone take, and how many cores were busy."""
+    """A row: measured seconds of an all-reduce, the lower bound set by its links, and the number of busy cores."""
 
     name: str
     seconds: float
@@ -50,20 +50,20 @@ class Timed:
 
 
 def rate_for(goodput_bps: float) -> float:
-    """A rate of links, bits a second, that the processors keep up with which passed `goodput_bps` on at PROBE_BPS."""
+    """Link rate in bits/s that processors can sustain which reached `goodput_bps` at PROBE_BPS."""
     return rounded(SHARE * goodput_bps)
 
 
 def rounded(rate_bps: float) -> float:
-    """The largest of 1, 2 and 5 times a power of ten that is not above it, from LEAST_BPS to MOST_BPS."""
+    """Round a rate down to 1, 2 or 5 times a power of ten, between LEAST_BPS and MOST_BPS."""
     power = 10.0 ** math.floor(math.log10(max(rate_bps, LEAST_BPS)))
     return min(MOST_BPS, max(step * power for step in (1, 2, 5) if step * power <= max(rate_bps, LEAST_BPS)))
 
 
 def bound_s(plan: Links, series: str, workers: int, slots: int, link_loss: float, racks: int) -> float:
-    """Seconds that the links alone take. A ring: 2 (n-1)/n of the tensor in TCP's segments. In the network: all packets
-    one after the other and a round trip, or a round trip for each window of `slots`; what racks only forward shares the
-    link between switches."""
+    """Lower bound in seconds set by the links. A ring: 2 (n-1)/n of the tensor in TCP segments. In-network aggregation:
+    all packets back to back plus a round trip, or a round trip for each window of `slots`; in racks that only forward,
+    the hosts share the link between switches."""
     rate = plan.rate_bps * (1.0 - link_loss)
     if series == RING:
         steps = 2 * (workers - 1)
@@ -78,7 +78,7 @@ def bound_s(plan: Links, series: str, workers: int, slots: int, link_loss: float
 
 
 def warnings(rows: Sequence[Timed], rate_bps: float) -> Iterator[str]:
-    """A sentence for the rows that took much longer than their links do."""
+    """A warning about rows that took much longer than their link bound."""
     slow = [row for row in rows if row.seconds > SLOW * row.bound_s]
     if not slow:
         return

@@ -1,4 +1,4 @@
-"""The picture of an experiment: time against its variable, a line a series; with racks, also what crosses trunks."""
+"""Plot of an experiment: time against its variable, a line for each series; with racks, also bytes sent over trunks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from switchml.pages.panels import Bar, Bars, Curves, Panel
 
 
 def draw(plan: MininetPlan, rows: Sequence[Row], path: Path) -> None:
-    """Write the picture to `path`. Raises ConfigError if it cannot be written."""
+    """Write the plot to `path`. Raises ConfigError if it cannot be written."""
     size = plan.size_bytes / 2**20
     title = f"{plan.experiment.capitalize()}: all-reduce of {size:g} MiB over links of {plan.rate_bps / 1e6:g} Mbit/s"
     panels: list[Panel]
@@ -32,7 +32,7 @@ def draw(plan: MininetPlan, rows: Sequence[Row], path: Path) -> None:
 
 
 def _lines(plan: MininetPlan, rows: Sequence[Row]) -> list[Line]:
-    """Of each series its times and its bound."""
+    """Measured times and link bounds, as lines for each series."""
     lines = []
     for series in dict.fromkeys(row.case.series for row in rows):
         points = [row for row in rows if row.case.series == series]

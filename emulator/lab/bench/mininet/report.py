@@ -1,4 +1,4 @@
-"""The result of `switchml mininet`: a table for people, one JSON object for programs."""
+"""The result of `switchml mininet` as a table and as a JSON object."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def title_of(row: Row) -> str:
 
 
 def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
-    """One object of plain values; times in seconds, rates in bits a second."""
+    """JSON object of plain values; times in seconds, rates in bits/s."""
     names = ("experiment", "aggregator", "hosts", "rate_bps", "delay_s", "size_bytes", "payload_bytes", "wire")
     return {name: getattr(plan, name) for name in names} | {
         "loss": plan.loss or 0.0,
@@ -43,7 +43,7 @@ def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def columns(plan: MininetPlan, has_trunks: bool) -> list[Column]:
-    """Of the table, as `cells` fills them."""
+    """Columns of the table, in the order of `cells`."""
     return [
         text("sum by", least=17 if plan.experiment == "two-racks" else 11),
         number(AXES[plan.experiment], "%" if plan.experiment == "loss" else "", least=5),
@@ -60,7 +60,7 @@ def columns(plan: MininetPlan, has_trunks: bool) -> list[Column]:
 
 
 def cells(plan: MininetPlan, row: Row, has_trunks: bool) -> list[str]:
-    """One case's row."""
+    """Table row of one case."""
     tally, n = row.tally, len(row.tally.seconds)
     sent_bytes = tally.surveyed["sent_bytes"]
     trunks = sent_bytes.get("trunks up", 0) / n / 1e6
@@ -78,7 +78,7 @@ def cells(plan: MininetPlan, row: Row, has_trunks: bool) -> list[str]:
 
 
 def title(plan: MininetPlan) -> str:
-    """The line above the table."""
+    """Title of the table."""
     loss = "" if plan.experiment == "loss" else f", {plan.loss or 0:.2%} loss"
     return (
         f"All-reduce of {plan.size_bytes / 2**20:g} MiB of float32 ({plan.wire} lanes, {plan.payload_bytes} bytes in a "
@@ -87,7 +87,7 @@ def title(plan: MininetPlan) -> str:
 
 
 def note(plan: MininetPlan, has_trunks: bool) -> str:
-    """What the columns are."""
+    """Explanation of the columns."""
     rack_sends = " Rack sends: to the other racks, in one." if has_trunks else ""
     return (
         f"time: of the slowest rank, median over {plan.repeats} repeats. bound: the link-limited minimum. "

@@ -1,5 +1,5 @@
-"""`switchml mininet --experiment train`: what `switchml train` does, with each worker in a host of its own: first over
-Gloo, then through the aggregator, over the same links."""
+"""`switchml mininet --experiment train`: `switchml train` with each worker in its own host, first over Gloo, then
+through the aggregator, over the same links."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ BATCH_SIZE, LEARNING_RATE = 32, 0.05
 
 
 def settings_of(plan: MininetPlan) -> TrainingSettings:
-    """The training's settings."""
+    """Training settings from the plan."""
     return TrainingSettings(
         plan.hosts,
         plan.steps,
@@ -33,8 +33,8 @@ def settings_of(plan: MininetPlan) -> TrainingSettings:
 
 
 def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
-    """Both trainings. To be called inside a world of its own; `progress` gets a line now and then."""
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of hosts without a name, and all of ours are
+    """Run both trainings. To be called inside a world; `progress` is called with status lines."""
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # silences a warning about hosts without a name
     (case,) = cases(plan)
     every = max(1, plan.steps // 10)
 
@@ -50,6 +50,6 @@ def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
 
 
 def in_host(names: list[str], rank: int, settings: TrainingSettings, folder: Path, report: Report) -> worker.DigitsRank:
-    """A worker's process: enters its host, and is then like any other."""
+    """Start a worker process inside its host's network namespace."""
     enter(names[rank])
     return worker.DigitsRank(rank, settings, folder, report)

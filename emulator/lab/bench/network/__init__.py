@@ -1,1 +1,1 @@
-"""What `switchml bench network` measures: hosts on slow links, in network namespaces."""
+"""Measurements of `switchml bench network`: hosts on slow links, in network namespaces."""

@@ -1,8 +1,8 @@
-"""What `switchml bench network` measures: hosts with slow links around a switch, an aggregator in the switch's place, a
-rank in each host, and Gloo's ring over the same links in turn with it.
+"""Measurement of `switchml bench network`: hosts with slow links around a switch, an aggregator in the switch's place,
+a rank in each host, alternating with Gloo's ring over the same links.
 
-The network is emulator/networks/testbed/star.py's. Everything is removed at the end, whatever the end: processes die
-with this one, namespaces are removed here or by the next run."""
+The network is emulator/networks/testbed/star.py's. Everything is removed at the end, also after a crash: processes die
+with this one, and leftover namespaces are removed by the next run."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,14 +32,15 @@ from switchml.protocol import sizes
 from switchml.protocol.packet import WORD_BYTES
 
 TENSORS = 2
-"""Of a rank: what it gives, and what it gets."""
+"""Tensors per rank: input and output."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is measured. `workers`: hosts, each with `ranks_per_host` ranks. `slots`: of the job, 0 for the aggregator's
-    choice. `collective`: one of sizes.COLLECTIVES; others than ALL_REDUCE with one rank a host. `sparsity`: blocks of
-    zeros, which SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None for the machine's.
+    """An experiment's parameters. `workers`: hosts, each with `ranks_per_host` ranks. `slots`: of the job, 0 for the
+    aggregator's choice. `collective`: one of sizes.COLLECTIVES; only ALL_REDUCE supports several ranks per host.
+    `sparsity`: blocks of zeros, which SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None for the
+    machine's default.
     """
 
     workers: int
@@ -62,17 +63,17 @@ class Experiment:
 
     @property
     def framing_bound_bps(self) -> float:
-        """Bits of float32 tensor a second that a link carries if it is never idle and nothing is sent twice. Packets
-        without data are left out."""
+        """Bits of float32 tensor per second that a link carries if it is never idle and nothing is retransmitted.
+        Packets without data are not counted."""
         word = WORD_BYTES if self.collective != ALL_REDUCE else 0
         frame = self.payload_bytes + word + sizes.FRAME_OVERHEAD_BYTES
         return self.link.rate_bps * self.payload_bytes / frame / self.link_share
 
     @property
     def link_share(self) -> float:
-        """Bytes that a link carries in its busier direction for each byte of the tensor. Sums are in lanes; in FSDP a
-        rank's uplink has its own share of what is gathered beside all others' of what is scattered, its downlink the
-        reverse."""
+        """Bytes that a link carries in its busier direction for each byte of the tensor. Sums are in lanes. With FSDP,
+        a rank's uplink carries its own shard of the all-gather and the others' shards of the reduce-scatter; its
+        downlink the reverse."""
         lane, others = sizes.LANE_BYTES[self.wire] / ITEM_BYTES, (self.world_size - 1) / self.world_size
         own = 1 - others
         return {
@@ -85,21 +86,22 @@ class Experiment:
 
     @property
     def union_density(self) -> float:
-        """Share of blocks that some rank has: what every link must carry to its host at the least."""
+        """Share of blocks that are non-zero on at least one rank: the minimum that every link must
+        carry to its host."""
         elements = self.size_bytes // ITEM_BYTES
         return self.sparsity.union_density(self.world_size, elements) if self.sparsity else 1.0
 
     @property
     def union_bound_bps(self) -> float | None:
-        """Bits of tensor a second if a link is never idle and carries each block of the union once for each rank of its
-        host, in dense packets. None if there are no blocks at all."""
+        """Bits of tensor per second if a link is never idle and carries each block of the union once for each rank of
+        its host, in dense packets. None if there are no non-zero blocks."""
         return self.framing_bound_bps / self.ranks_per_host / self.union_density if self.union_density else None
 
     @property
     def ring_traffic(self) -> float:
-        """What each rank of a ring sends, and receives, for each bit of the tensor: 2(n-1)/n, half of that where it is
-        only gathered or scattered. A host's link carries that once, as only one of its ranks has its neighbour
-        elsewhere."""
+        """Bits that each rank of a ring sends, and receives, for each bit of the tensor: 2(n-1)/n, half of that for
+        gather or scatter alone. A host's link carries that once, as only one of its ranks has its neighbor on another
+        host."""
         rounds = 2 if self.collective in (ALL_REDUCE, FSDP) else 1
         return rounds * (self.world_size - 1) / self.world_size
 
@@ -111,22 +113,22 @@ class Experiment:
         return self.link.rate_bps * sizes.TCP_SHARE / self.ring_traffic
 
     def bound_bps(self, backend: str) -> float | None:
-        """Bits of tensor a second that links allow a backend."""
+        """Upper bound set by the links for a backend, in bits of tensor per second."""
         dense_bps = self.framing_bound_bps / self.ranks_per_host
         bounds = {SWITCHML: self.union_bound_bps, DENSE: dense_bps, NODE: self.framing_bound_bps}
         return bounds.get(backend, self.ring_bound_bps)
 
     @property
     def links_s(self) -> float:
-        """How long the links are busy for all repeats, at the least."""
+        """Minimum time in seconds that the links are busy over all repeats."""
         bounds = [bound for backend in self.backends if (bound := self.bound_bps(backend))]
         return (self.repeats + self.warmup) * sum(8 * self.size_bytes / bound for bound in bounds)
 
 
 def survey(network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
-    """What is counted in a network so far. `pids`: processes whose CPU seconds count. `dropped`: by queues that were
-    full, a train of packets as one; `sent_bytes`: through the queues, Ethernet headers included; `lost`: frames that
-    the links lost on purpose."""
+    """Counters of a network so far. `pids`: processes whose CPU seconds are counted. `dropped`: packets dropped by full
+    queues, a train of packets as one; `sent_bytes`: through the queues, Ethernet headers included; `lost`: frames lost
+    by the links' configured loss."""
     lost = {direction: link["lost"] for direction, link in network.links().items()}
     times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items() if pid is not None}
     queues = network.queues()
@@ -145,17 +147,17 @@ class Result:
     tallies: dict[str, Tally]
 
     def goodput_bps(self, backend: str) -> float:
-        """Bits of tensor a second, from the median time."""
+        """Bits of the tensor per second, from the median time."""
         return 8 * self.experiment.size_bytes / self.tallies[backend].median_s
 
     @property
     def fraction_of_line_rate(self) -> float:
-        """Switchml's goodput over what framing leaves of the line to each rank of a host."""
+        """Switchml's goodput over the line rate after framing, per rank of a host."""
         return self.goodput_bps(SWITCHML) * self.experiment.ranks_per_host / self.experiment.framing_bound_bps
 
     @property
     def fraction_of_union_bound(self) -> float | None:
-        """Switchml's goodput over what the union of blocks leaves of the line."""
+        """Switchml's goodput over the bound set by the union of blocks."""
         bound = self.experiment.union_bound_bps
         return self.goodput_bps(SWITCHML) / bound if bound else None
 
@@ -166,7 +168,7 @@ class Result:
 
     @property
     def node_ratio(self) -> float | None:
-        """The time of switchml with each rank alone over that in two levels, the median of the pairs."""
+        """Time of switchml with flat ranks over that with two levels (hierarchy "node"), the median of the pairs."""
         return 1 / ratio if (ratio := median_ratio(self.tallies, NODE)) else None
 
     @property
@@ -176,8 +178,8 @@ class Result:
 
 
 def check_size(experiments: Sequence[Experiment], time_budget_s: float = math.inf) -> None:
-    """Raises ConfigError where the ranks' tensors don't fit into free memory, or the links alone need longer than the
-    budget for all that the experiments send."""
+    """Raises ConfigError where the ranks' tensors don't fit into free memory, or the links need longer than the time
+    budget for all bytes of the experiments."""
     needed_bytes = max(TENSORS * e.world_size * e.size_bytes for e in experiments)
     free_bytes = psutil.virtual_memory().available
     if needed_bytes > free_bytes:
@@ -194,13 +196,13 @@ def check_size(experiments: Sequence[Experiment], time_budget_s: float = math.in
 
 
 def measure(experiment: Experiment, progress: Callable[[str], None] = lambda line: None) -> Result:
-    """Build the network, run all repeats, remove the network. `progress` gets a line now and then.
+    """Build the network, run all repeats, remove the network. `progress` is called with status lines.
 
     Raises ConfigError without root, iproute2 or torch, PeerLost or AggregatorLost if a process dies, RanksDisagree or
     JobError if a result is wrong.
     """
     check_torch(experiment.backends)
-    reducing_context(experiment.backends)  # imports while the network is built
+    reducing_context(experiment.backends)  # imports in the background while the network is built
     progress(f"{experiment.workers} hosts: building the network")
     with star_with_aggregator(experiment.workers, experiment.link, experiment.tcp) as (star, aggregator):
         address = aggregator.address
@@ -217,8 +219,8 @@ def repeat(
     progress: Callable[[str], None],
 ) -> dict[str, Tally]:
     """Start ranks in the first hosts of a network and run all repeats. `aggregator`: HOST:PORT; with None there are no
-    agents, and Gloo is all that can be measured. `pids`: processes whose CPU seconds count besides the ranks'. Raises
-    as `measure` does."""
+    agents, and only Gloo can be measured. `pids`: processes whose CPU seconds are counted besides the ranks'. Raises as
+    `measure` does."""
     e = experiment
     elements = e.size_bytes // ITEM_BYTES
     target = Target(aggregator or "", "udp", e.payload_bytes, e.slots)

@@ -1,4 +1,4 @@
-"""The result of `switchml bench network`: a table for people, one JSON object for programs."""
+"""The result of `switchml bench network` as a table and as a JSON object."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from switchml.tables import Column, number, text
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """One object of plain values; times in seconds, rates in bits a second."""
+    """JSON object of plain values; times in seconds, rates in bits/s."""
     e = result.experiment
     ring = e.ring_bound_bps
     sparse = {}
@@ -51,8 +51,8 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def columns(first: Experiment, has_ranks: bool) -> list[Column]:
-    """Of the table of experiments such as `first`, some with several ranks a host (`has_ranks`); those that
-    nothing is in for them are left out."""
+    """Columns of a table of experiments such as `first`, some with several ranks per host (`has_ranks`); columns
+    without content are left out."""
     return [
         number("hosts", least=5),
         number("ranks", drop=9, least=5 * has_ranks),
@@ -73,7 +73,7 @@ def columns(first: Experiment, has_ranks: bool) -> list[Column]:
 
 
 def title(first: Experiment, tcp: str) -> str:
-    """What is measured. `tcp`: Gloo's congestion control."""
+    """Title of the table. `tcp`: Gloo's congestion control."""
     link = first.link
     return (
         f"{NAMES[first.collective]} of {first.size_bytes / 2**20:g} MiB of float32 ({first.wire} lanes, "
@@ -84,7 +84,7 @@ def title(first: Experiment, tcp: str) -> str:
 
 
 def notes(first: Experiment) -> list[str]:
-    """What the columns are."""
+    """Explanation of the columns."""
     lines = [
         f"Goodput is of the tensor. Bounds: {first.payload_bytes} of {first.payload_bytes} + 10 + 8 + 20 + 14 bytes "
         "on the line are ours (header, UDP, IP, Ethernet as tc counts it), times 32 bits over a lane's; a ring moves "
@@ -108,7 +108,7 @@ def notes(first: Experiment) -> list[str]:
 
 
 def rows(result: Result) -> list[list[str]]:
-    """One for each backend, as `columns` has them."""
+    """Table rows, one for each backend, in the order of `columns`."""
     return [_row(result, backend, tally) for backend, tally in result.tallies.items()]
 
 

@@ -1,2 +1,2 @@
-"""The ranks of all benchmarks and validations: process.py is where one runs, reducing.py and training.py what it does,
-team.py the parent's side."""
+"""The rank processes of all benchmarks and validations: process.py starts a rank, reducing.py and training.py are its
+kinds, team.py is the parent's side."""

@@ -1,8 +1,8 @@
-"""A rank's process groups: what torch.distributed does in a benchmark, with Gloo or with the backend `switchml`, and
-with tensors of the CPU or of a GPU.
+"""A rank's process groups for benchmarks of torch.distributed, with Gloo or the backend `switchml`, on CPU or GPU
+tensors.
 
-On the CPU, tensors share the workload's memory. On a GPU they are copies, which are brought there after each `fill` and
-back before each `check`, so that neither is timed.
+CPU tensors share the workload's memory. GPU tensors are copies, uploaded after each `fill` and downloaded before each
+`check`, so that the copies are not timed.
 """
 
 import os
@@ -16,14 +16,14 @@ from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, RankPlace
 from emulator.lab.bench.ranks.workload import Step, Workload
 from host_agent.pytorch.process_group import SwitchMLProcessGroup
 
-# torch 2.13 has new names for these, and warns of the old ones.
+# torch 2.13 renamed these and warns about the old names.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Groups:
-    """Those of one rank. The default one is Gloo's, at `rendezvous`. `device`: "cpu" or "cuda", whose GPUs the ranks of
-    a machine take in turn."""
+    """The process groups of one rank. The default group is Gloo's, with its rendezvous at `rendezvous`. `device`: "cpu"
+    or "cuda"; the ranks of a machine are assigned to its GPUs round-robin."""
 
     def __init__(self, place: RankPlace, rendezvous: str, device: str):
         torch.set_num_threads(1)
@@ -37,14 +37,15 @@ class Groups:
         )
 
     def switchml(self, **settings: str) -> SwitchMLProcessGroup:
-        """A group of all ranks through an aggregator; `settings`: of the environment, without SWITCHML_."""
+        """A group of all ranks through an aggregator. `settings`: environment variables without
+        the prefix SWITCHML_."""
         os.environ |= {f"SWITCHML_{name.upper()}": text for name, text in settings.items()}
         group = dist.new_group(backend="switchml", timeout=GROUP_TIMEOUT)
         assert isinstance(group, SwitchMLProcessGroup)
         return group
 
     def prepare(self, work: Workload) -> None:
-        """Have tensors for each step of a case."""
+        """Allocate the tensors for each step of a case."""
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in (step for call in work.calls for step in call):
@@ -56,13 +57,13 @@ class Groups:
             self._tensors[id(step)] = source, target
 
     def put(self) -> None:
-        """What `fill` made."""
+        """Copy the inputs that `fill` wrote to the GPU."""
         for host, placed in self._copies:
             placed.copy_(host)
         self.synchronize()
 
     def fetch(self) -> None:
-        """For `check`."""
+        """Copy the results from the GPU, for `check`."""
         for host, placed in self._copies:
             host.copy_(placed)
 
@@ -72,7 +73,7 @@ class Groups:
             torch.cuda.synchronize()
 
     def begins(self, group: dist.ProcessGroup | None = None) -> Callable[[Step, bool], Any]:
-        """What has a step of a group, by default Gloo's."""
+        """Return the function that starts a step's collective in a group, by default Gloo's."""
 
         def begin(step: Step, async_op: bool) -> Any:
             source, target = self._tensors[id(step)]
@@ -87,5 +88,5 @@ class Groups:
         return begin
 
     def leave(self) -> None:
-        """Together with the other ranks."""
+        """Destroy the process groups; all ranks must call it."""
         dist.destroy_process_group()

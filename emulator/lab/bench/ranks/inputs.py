@@ -1,6 +1,6 @@
 """The tensors of the all-reduce benchmarks. All ranks share one array: rank r's element i is `inputs[i + r * STRIDE]`,
-so no two ranks send the same block, and the exact sums (float64) are known beforehand. Those of another dtype than
-float32 are made of them: rounded, or 1000 times as large and whole.
+so no two ranks send the same block, and the exact sums (float64) are known beforehand. Tensors of other dtypes than
+float32 are converted from it: rounded for floating point, multiplied by 1000 and rounded for integers.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from host_agent.tensors import narrow_at, widen_at
 
 _WHOLE = np.float32(1000)
 STRIDE = 4099
-"""Elements between the inputs of neighbouring ranks; a prime, so that blocks of packets cut them differently."""
+"""Offset in elements between the inputs of neighboring ranks; a prime, so that packet boundaries differ."""
 
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """Files of the inputs (float32) and of the exact sums of all ranks (float64). `sparsity`: which blocks of each
-    rank's tensor are zeros."""
+    """Paths of the shared inputs (float32) and of the exact sums over all ranks (float64). `sparsity`: which blocks of
+    each rank's tensor are zero."""
 
     workers: int
     elements: int
@@ -30,15 +30,15 @@ class SharedTensors:
     sparsity: Sparsity | None = None
 
     def read_sums(self) -> np.ndarray:
-        """float64[elements]."""
+        """The exact sums, float64[elements]."""
         return np.memmap(self.sums, np.float64, "r")
 
     def read_inputs(self, rank: int) -> np.ndarray:
-        """float32[elements or more]: a rank's tensor before blocks are set to zero."""
+        """A rank's tensor before blocks are set to zero, float32[elements or more]."""
         return np.memmap(self.inputs, np.float32, "r")[rank * STRIDE :]
 
     def zeros(self, rank: int, elements: int) -> np.ndarray | None:
-        """bool[elements]: where the rank's tensor is zero whatever its input is; None if nowhere."""
+        """bool[elements]: where the rank's tensor is set to zero; None without sparsity."""
         if self.sparsity is None:
             return None
         owned = self.sparsity.owned(self.workers, self.elements)[rank]
@@ -46,7 +46,8 @@ class SharedTensors:
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 `x` as elements of `dtype`: bfloat16 in uint16, for want of a NumPy type; `x` itself if that is it."""
+    """Convert float32 `x` to `dtype`. bfloat16 is stored in uint16, as NumPy has no such type; float32 returns `x`
+    itself."""
     if dtype == "float32":
         return x
     if dtype == "bfloat16":
@@ -57,13 +58,13 @@ def stored(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def numbers(x: np.ndarray, dtype: str) -> np.ndarray:
-    """What `stored` made, as numbers that NumPy can calculate with."""
+    """Convert the result of `stored` to a dtype that NumPy can calculate with."""
     return widen_at(x.ctypes.data, x.size, dtype) if dtype == "bfloat16" else x
 
 
 @contextlib.contextmanager
 def shared_tensors(elements: int, workers: int, sparsity: Sparsity | None = None) -> Iterator[SharedTensors]:
-    """Random tensors in memory that is freed when all processes that use it have ended."""
+    """Random tensors in shared memory that is freed when all processes that use it have ended."""
     inputs_fd, sums_fd = os.memfd_create("switchml-bench-inputs"), os.memfd_create("switchml-bench-sums")
     try:
         inputs_path, sums_path = (f"/proc/{os.getpid()}/fd/{fd}" for fd in (inputs_fd, sums_fd))

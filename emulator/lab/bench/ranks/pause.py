@@ -1,5 +1,5 @@
-"""Pauses in the place of what an accelerator computes: a thread that sleeps waits as it would for a device, and leaves
-its core to the other ranks."""
+"""Sleeps that stand in for accelerator compute: a sleeping thread waits as it would for a device, and leaves its core
+to the other ranks."""
 
 import time
 from typing import Any
@@ -21,13 +21,13 @@ class _Pause(torch.autograd.Function):
 
 
 def pause(x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-    """`x` itself, after a time; its gradient takes another."""
-    paused: torch.Tensor = _Pause.apply(x, forward_s, backward_s)  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Return `x` after sleeping `forward_s`; its backward pass sleeps `backward_s`."""
+    paused: torch.Tensor = _Pause.apply(x, forward_s, backward_s)  # type: ignore[no-untyped-call]  # untyped in torch
     return paused
 
 
 class Device(torch.nn.Module):
-    """A layer that changes nothing and takes `seconds` forward, twice as long backward."""
+    """An identity layer that takes `seconds` forward and twice as long backward."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

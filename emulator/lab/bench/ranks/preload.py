@@ -1,4 +1,4 @@
-"""What every rank that all-reduces needs, imported once: the process that forks the ranks imports this module first."""
+"""Imports that every all-reduce rank needs; the fork server imports this module once, before it forks the ranks."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Where a rank of the rank program runs, and how its process gets there. The conversation with its parent is
-host_agent/ranks.py's; what a rank does is up to its class: `reducing.ReducingRank` or `training.TrainingRank`.
+"""Placement and start of a benchmark's rank processes. The request protocol with the parent is host_agent/ranks.py's; a
+rank's behavior depends on its class: `reducing.ReducingRank` or `training.TrainingRank`.
 """
 
 import os
@@ -12,13 +12,13 @@ from emulator.networks.testbed.namespaces import enter
 from host_agent.ranks import Rank, Report
 
 GROUP_TIMEOUT = timedelta(seconds=300)
-"""Of torch's process groups."""
+"""Timeout of torch's process groups."""
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Which rank a process is, and where it runs. `namespace`: its host's, "" for the parent's own network.
-    `interface`: the one that Gloo uses."""
+    """A process's rank and network. `namespace`: its host's network namespace, "" for the parent's network.
+    `interface`: the network interface that Gloo uses."""
 
     rank: int
     world_size: int
@@ -27,18 +27,19 @@ class RankPlace:
 
 
 class CallableRank:
-    """A rank whose requests are functions of it, such as `operator.methodcaller("fill")`."""
+    """A rank whose requests are functions called with the rank itself, such as `operator.methodcaller("fill")`."""
 
     def answer(self, request: Callable[[Any], Any]) -> Any:
-        """What the function returns."""
+        """Call the request with this rank and return its result."""
         return request(self)
 
     def leave(self) -> None:
-        """Nothing to leave."""
+        """Nothing to clean up."""
 
 
 def start_at(place: RankPlace, kind: Callable[[RankPlace], Rank], _report: Report) -> Rank:
-    """In the process of a rank: enter its host's network namespace, and make what answers requests."""
+    """Runs in the process of a rank: enter its host's network namespace, and create the object
+    that answers requests."""
     if place.namespace:
         enter(place.namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = place.interface

@@ -1,7 +1,7 @@
-"""A rank that all-reduces tensors, or has another collective, times each repeat and checks every result.
+"""A rank that runs all-reduces or other collectives, times each repeat and checks every result.
 
-A repeat is three requests: `fill` the tensor, `reduce` it, `check` the result. So all ranks are ready before the first
-one begins, and none compares sums, which keeps a core busy, while another still waits for the last of its own.
+A repeat is three requests: `fill` the tensor, `reduce` it, `check` the result. Thus all ranks are ready before the
+first one begins, and no rank compares sums, which keeps a core busy, while another is still reducing.
 """
 
 import functools
@@ -28,39 +28,40 @@ if TYPE_CHECKING:
     from emulator.lab.bench.ranks.groups import Groups
 
 SWITCHML, DENSE, PLAIN, INT32, NODE, GLOO = "switchml", "dense", "plain", "int32", "node", "gloo"
-"""DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the tags that SWITCHML's
-packets carry. INT32: one round of int32 lanes where SWITCHML's sums are exact. NODE: switchml with hierarchy "node"."""
+"""Backends of a benchmark. DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the
+authentication tags that SWITCHML's packets carry. INT32: one round of int32 lanes where SWITCHML's sums are exact.
+NODE: switchml with hierarchy "node"."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Whose calls are measured. `api`: "agent", HostAgent's of NumPy arrays, or "torch", torch.distributed's with the
-    backend `switchml`. `device`: "cpu", or "cuda" for torch's tensors on a GPU."""
+    """The API that is measured. `api`: "agent", HostAgent with NumPy arrays, or "torch", torch.distributed with the
+    backend `switchml`. `device`: "cpu", or "cuda" for torch tensors on a GPU."""
 
     api: str = "agent"
     device: str = "cpu"
 
     def needs_torch(self, backends: Sequence[str]) -> bool:
-        """To measure those."""
+        """Whether measuring these backends needs torch."""
         return self.api == "torch" or GLOO in backends
 
 
 AGENTS = Calls()
 Begin = Callable[[Step, bool], Any]
-"""Has a step of a backend: with True, begins it and returns what `wait` ends; else carries it out."""
+"""Start a step's collective in a backend: with True, returns a handle whose `wait` completes it; with False, blocks."""
 PEER_TIMEOUT_S = 60.0
-"""Of ranks that are measured, and of aggregators behind emulated links: their control connections lose packets there,
-too, and share cores with all of the network. TCP then may take ten seconds to be heard."""
+"""Peer timeout of measured ranks, and of aggregators behind emulated links, whose control connections share lossy links
+and cores with the whole network: TCP may then need ten seconds to deliver."""
 _COMPARED = 1 << 20
 """Elements compared at once."""
 GAUGES = ("rtt_s", "rto_s", "window")
-"""Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
+"""Values in `HostAgent.stats()` that describe the current state; all other numbers are counters."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """An aggregator: its control port's HOST:PORT, how to reach it, and the payload of its packets. `slots`: of the
-    job, 0 for the aggregator's choice. `authenticate`: with tags on packets."""
+    """An aggregator: its control port's HOST:PORT, the transport, and the payload size of packets in bytes. `slots`: of
+    the job, 0 for the aggregator's choice. `authenticate`: with authentication tags on packets."""
 
     address: str
     transport: str = "auto"
@@ -71,8 +72,8 @@ class Target:
 
 @dataclass(frozen=True)
 class ReducingJob:
-    """Which aggregators to join, `targets` by backend, and, if torch has a part in it (`needs_torch`), where its
-    process groups meet, `rendezvous`. `calls`: whose."""
+    """A job of reducing ranks. `targets`: the aggregators to join, by backend. `rendezvous`: of the process groups, if
+    torch is needed (`needs_torch`). `calls`: the API that is measured."""
 
     name: str
     wire: str
@@ -85,24 +86,25 @@ class ReducingJob:
 
 @dataclass(frozen=True)
 class Sample:
-    """One repeat on one rank."""
+    """Results of one repeat on one rank."""
 
     seconds: float
-    """Of the whole repeat."""
+    """Seconds of the whole repeat."""
     error: float
-    """The largest absolute difference from an exact sum."""
+    """Largest absolute difference from an exact sum."""
     largest: float
-    """The largest magnitude of an exact sum."""
+    """Largest magnitude of an exact sum."""
     checksum: int
-    """Equal on two ranks whose results have the same bits."""
+    """Checksum of the result's bits."""
     usage: dict[str, float] = field(default_factory=dict)
     """user_s, system_s, voluntary and involuntary context switches of the process in this repeat."""
     agent: dict[str, float] = field(default_factory=dict)
-    """Counters of `HostAgent.stats()`: by how much they grew; gauges: their value."""
+    """`HostAgent.stats()`: the increase of counters, the value of gauges."""
 
 
 def compare(result: np.ndarray, sums: np.ndarray, dtype: str) -> tuple[float, float, int]:
-    """(largest |result - sum|, largest |sum|, checksum of result's bits), of elements of `dtype` and float64."""
+    """Compare a result of `dtype` with the exact float64 sums. Returns (largest |result - sum|, largest |sum|, checksum
+    of the result's bits)."""
     error = largest = 0.0
     for first in range(0, result.size, _COMPARED):
         part = slice(first, first + _COMPARED)
@@ -113,7 +115,7 @@ def compare(result: np.ndarray, sums: np.ndarray, dtype: str) -> tuple[float, fl
 
 
 class ReducingRank(CallableRank):
-    """One rank of a `ReducingJob`: is asked to join, then to prepare, fill, reduce and check."""
+    """One rank of a `ReducingJob`. Requests: first join, then prepare, fill, reduce and check."""
 
     def __init__(self, place: RankPlace):
         self._place = place
@@ -128,7 +130,7 @@ class ReducingRank(CallableRank):
             agent.leave()
 
     def join(self, job: ReducingJob) -> dict[str, str]:
-        """The transports that the agents have chosen, by backend."""
+        """Join all backends. Returns the transports that the agents chose, by backend."""
         self._tensors = job.tensors
         sparse = job.tensors.sparsity.choice if job.tensors.sparsity else Choice()
         if job.calls.needs_torch(job.backends):
@@ -176,19 +178,19 @@ class ReducingRank(CallableRank):
         )
 
     def prepare(self, case: Case) -> None:
-        """Have tensors ready for a case."""
+        """Allocate the tensors for a case."""
         self._case, self._work = case, Workload(case, self._tensors, self._place.rank)
         if self._groups is not None:
             self._groups.prepare(self._work)
 
     def fill(self) -> None:
-        """Put the input into the tensor."""
+        """Write the inputs into the tensors."""
         self._work.fill()
         if self._groups is not None:
             self._groups.put()
 
     def check(self) -> Sample:
-        """Compare the result with the exact sums."""
+        """Compare the results with the exact sums."""
         if self._groups is not None:
             self._groups.fetch()
         error, largest, bits = compare(self._work.result, self._work.expected, self._case.dtype)
@@ -196,7 +198,7 @@ class ReducingRank(CallableRank):
         return Sample(self._seconds, error, largest, checksum, self._usage, self._counts)
 
     def reduce(self, backend: str) -> None:
-        """One repeat of the case."""
+        """Run and time one repeat of the case."""
         agent, begin, calls = self._agents.get(backend), self._begin[backend], self._work.calls
         if self._case.overlapped:
             calls = [[step for call in calls for step in call]]
@@ -227,7 +229,7 @@ def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Begin:
 
 
 def _begin_bfloat16(agent: Agent, step: Step, async_op: bool) -> Any:
-    """By address, as NumPy has no such dtype."""
+    """Start a bfloat16 step by memory address, as NumPy has no such dtype."""
     handle, at = Handle(), (step.source.ctypes.data, step.target.ctypes.data)
     done, keep = functools.partial(handle.finish, result=None), step
     if step.kind == "all_reduce":

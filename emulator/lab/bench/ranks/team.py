@@ -1,4 +1,4 @@
-"""The parent's side of the rank program: the teams of processes that all-reduce or train."""
+"""The parent's side of the rank processes: teams that all-reduce or train."""
 
 import contextlib
 import itertools
@@ -48,32 +48,33 @@ from switchml.runtime.folders import TemporaryFolder
 from switchml.runtime.pool import fork_server
 
 _ROUNDING = {"float32": 2.0**-23, "float64": 2.0**-50, "float16": 2.0**-10, "bfloat16": 2.0**-7, "int32": 0, "int64": 0}
-"""Of one sum, relative to the largest: Gloo rounds each."""
+"""Rounding error of one addition, relative to the largest sum: Gloo rounds each."""
 STORE_PORT = 29500
-"""Where rank 0 keeps a process group's rendezvous; its namespace has no other user. Each new group takes the next."""
+"""First port of a process group's rendezvous at rank 0, whose namespace has no other user. Each new group takes the
+next port."""
 _GRID_BITS = 4
 """Exponents of blocks are at most this many bits above what their values need (docs/protocol.md, section 4)."""
 
 
 def reducing_context(backends: Sequence[str], calls: Calls = AGENTS) -> context.ForkServerContext:
-    """Where processes come from that can measure `backends`; it begins to import what they need."""
+    """Fork server for ranks that measure `backends`; it starts to import what they need."""
     torch = ("emulator.lab.bench.ranks.groups",) if calls.needs_torch(backends) else ()
     return _context("emulator.lab.bench.ranks.preload", *torch)
 
 
 def training_context() -> context.ForkServerContext:
-    """Where processes come from that train."""
+    """Fork server for ranks that train."""
     return _context("host_agent.training.preload", "emulator.lab.bench.ranks.training")
 
 
 def _context(*preload: str) -> context.ForkServerContext:
-    # Read when torch is imported. Hosts in namespaces have no names, which torch would warn of.
+    # Read when torch is imported. Hosts in namespaces have no names, which torch would warn about.
     os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
     return fork_server(*preload)
 
 
 def places(hosts: Sequence[Any], ranks_per_host: int = 1) -> list[RankPlace]:
-    """So many ranks in each of the hosts of a testbed; neighbouring ranks share a host."""
+    """`ranks_per_host` ranks in each of the hosts of a testbed; neighboring ranks share a host."""
     names = [host.name for host in hosts for _ in range(ranks_per_host)]
     return [RankPlace(rank, len(names), name, INTERFACE) for rank, name in enumerate(names)]
 
@@ -87,7 +88,7 @@ def local_places(world_size: int) -> list[RankPlace]:
 def star_with_aggregator(
     hosts: int, link: LinkOptions, tcp: str | None = None
 ) -> Iterator[tuple[Star, ChildAggregator]]:
-    """Hosts around a switch, each in a network namespace, and `switchml aggregate` in the switch's place. Raises
+    """Hosts around a switch, each in a network namespace, and `switchml aggregate` in the switch's namespace. Raises
     ConfigError without root or iproute2."""
     with Lab() as lab, contextlib.closing(Star(lab, hosts, link, tcp)) as star:
         aggregator = aggregator_at(star)
@@ -98,7 +99,7 @@ def star_with_aggregator(
 
 
 def measured_aggregator(bind: str, command: Sequence[str] = SOFTWARE) -> ChildAggregator:
-    """The aggregator of an emulated network, `switchml aggregate` or another control plane."""
+    """The aggregator of an emulated network: `switchml aggregate` or another control plane."""
     return ChildAggregator(bind, ("--peer-timeout", f"{PEER_TIMEOUT_S:g}s"), command)
 
 
@@ -108,7 +109,8 @@ def aggregator_at(star: Star) -> ChildAggregator:
 
 
 class Team(ranks.Team):
-    """The processes of a job's ranks, one for each place. `kind` is what a process makes to answer requests."""
+    """The processes of a job's ranks, one for each place. `kind` creates the object that answers
+    requests in a process."""
 
     def __init__(
         self, processes: context.ForkServerContext, kind: Callable[[RankPlace], ranks.Rank], places: Sequence[RankPlace]
@@ -125,34 +127,34 @@ class Repeat:
 
     @property
     def seconds(self) -> float:
-        """Of the slowest rank."""
+        """Seconds of the slowest rank."""
         return max(sample.seconds for sample in self.samples)
 
     @property
     def error(self) -> float:
-        """The largest absolute difference from an exact sum; infinite if a result is not a number."""
+        """The largest absolute difference from an exact sum; infinite if a result is NaN."""
         return max(sample.error if sample.error == sample.error else float("inf") for sample in self.samples)
 
 
 class ReducingTeam(Team):
-    """Ranks that all-reduce, or have another collective."""
+    """Ranks that run all-reduces or other collectives."""
 
     def __init__(self, processes: context.ForkServerContext, places: Sequence[RankPlace]):
         super().__init__(processes, ReducingRank, places)
 
     def join(self, job: ReducingJob) -> dict[str, str]:
-        """Have all ranks join; the transports that their agents chose, by backend."""
+        """Have all ranks join. Returns the transports that rank 0's agents chose, by backend."""
         self._wire = job.wire
         transports: dict[str, str] = self.ask(methodcaller("join", job))[0]
         return transports
 
     def prepare(self, case: Case) -> None:
-        """Have all ranks ready for a case."""
+        """Have all ranks prepare a case."""
         self._case = case
         self.ask(methodcaller("prepare", case))
 
     def repeat(self, backend: str) -> Repeat:
-        """One repeat of the case. Raises RanksDisagree or JobError if a result cannot be right."""
+        """Run one repeat of the case. Raises RanksDisagree or JobError if a result cannot be right."""
         self.ask(methodcaller("fill"))
         self.ask(methodcaller("reduce", backend))
         repeat = Repeat(self.ask(methodcaller("check")))
@@ -183,9 +185,9 @@ def joined_ranks(
     calls: Calls = AGENTS,
 ) -> Iterator[tuple[ReducingTeam, dict[str, str]]]:
     """Ranks that have joined all `backends`, ready for cases of at most `elements` elements, and the transports that
-    their agents chose. `targets`: by backend, what waits for an aggregator to be ready. `rendezvous`: of Gloo, "" for a
-    file."""
-    processes = reducing_context(backends, calls)  # imports while the tensors are made
+    their agents chose. `targets`: by backend, a function that waits until the aggregator is ready. `rendezvous`: of
+    Gloo, "" for a file."""
+    processes = reducing_context(backends, calls)  # imports in the background while the tensors are created
     with TemporaryFolder("bench") as folder, shared_tensors(elements, len(places), sparsity) as tensors:
         ready = {name: target() for name, target in targets.items()}
         job = ReducingJob(
@@ -202,7 +204,7 @@ def joined_ranks(
 
 
 class TrainingTeam(Team):
-    """Ranks that train. `store`: rank 0's address in a network of its own, "" for this machine's loopback.
+    """Ranks that train. `store`: rank 0's address in an emulated network, "" for this machine's loopback.
     `environment`: variables of all its jobs."""
 
     def __init__(
@@ -217,21 +219,21 @@ class TrainingTeam(Team):
         self._environment = dict(environment or {})
 
     def join(self, backend: str, models: DigitsModel | LayerStack | Sequence[LayerStack], **environment: str) -> None:
-        """A new process group and model, or one model for each rank. `environment`: further variables."""
+        """Create a new process group and model, or one model for each rank. `environment`: further variables."""
         rendezvous = f"tcp://{self._store}:{next(self._ports)}" if self._store else f"tcp://127.0.0.1:{free_port()}"
         each = models if isinstance(models, Sequence) else [models] * len(self.places)
         variables = self._environment | environment
         self.ask_each([TrainingJob(backend, rendezvous, model, variables) for model in each])
 
     def run(self, request: Steps | AllReduces) -> list[Times]:
-        """The times of each rank."""
+        """Run the request on all ranks. Returns the times of each."""
         return self.ask(request)
 
 
 @contextlib.contextmanager
 def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> Iterator[tuple[Star, TrainingTeam]]:
-    """Ranks that train in the hosts of a star, whose agents reach the aggregator over the links."""
-    processes = training_context()  # imports while the network is built
+    """Training ranks in the hosts of a star, whose agents reach the aggregator over its links."""
+    processes = training_context()  # imports in the background while the network is built
     with star_with_aggregator(hosts, link) as (star, aggregator):
         environment = {"SWITCHML_AGGREGATOR": aggregator.address, "SWITCHML_TRANSPORT": "udp"}
         with TrainingTeam(processes, places(star.hosts, ranks_per_host), star.address(0), environment) as team:
@@ -239,7 +241,7 @@ def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> 
 
 
 class _HostRank(CallableRank):
-    """Its agents find an aggregator by UDP."""
+    """A rank in a host, configured to reach the aggregator by UDP."""
 
     def __init__(self, aggregator: str, place: RankPlace):
         os.environ |= {"RANK": str(place.rank), "SWITCHML_AGGREGATOR": aggregator, "SWITCHML_TRANSPORT": "udp"}
@@ -249,13 +251,13 @@ class _HostRank(CallableRank):
 
 
 def at_hosts(star: Star, aggregator: str, work: Callable[[Any], Any], request: Any) -> list[Any]:
-    """What `work(request)` returns on each host; it runs on all of them at once, each a rank (RANK in its environment)
-    that finds the aggregator at that address. Raises JobError or PeerLost for one that fails."""
+    """Run `work(request)` on all hosts at once and return the results. Each host is a rank (RANK in its environment)
+    configured with that aggregator address. Raises JobError or PeerLost if a rank fails."""
     with Team(training_context(), partial(_HostRank, aggregator), places(star.hosts)) as team:
         return team.ask(methodcaller("run", work, request), timeout_s=math.inf)
 
 
 def step_seconds(times: Sequence[Times]) -> list[float]:
-    """Of each step, the mean over ranks. They finish each step together: one that is late now and then is no reason to
-    count its wait twice."""
+    """Seconds of each step, as the mean over ranks. Ranks finish each step together, so a mean does not count the
+    waiting for an occasional straggler twice."""
     return [mean(step) for step in zip(*(one.seconds for one in times), strict=True)]

@@ -1,5 +1,5 @@
-"""A rank that trains a small model with DDP, perhaps profiled, and reports how long each step took. With the backend
-`switchml-emulated` it is the only real rank, and all others are emulated.
+"""A rank that trains a small model with DDP, optionally profiled, and reports the duration of each step. With the
+backend `switchml-emulated` it is the only real rank, and all others are emulated.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 WARMUP_STEPS = 3
-"""Before a profile: DDP's first step broadcasts and its second builds its buckets anew; the profiler's first steps find
-cold caches."""
+"""Steps before a profile: DDP's first step broadcasts and its second rebuilds the buckets; the profiler's first steps
+run with cold caches."""
 _CLASSES = 10
 
 
 @dataclass(frozen=True)
 class DigitsModel:
-    """The convolutional network of `switchml train` on handwritten digits. `file`: of host_agent.training.data.
-    `batch_size`: images of each rank."""
+    """The convolutional network of `switchml train` on handwritten digits. `file`: a data file of
+    host_agent.training.data. `batch_size`: images per rank."""
 
     file: str
     batch_size: int
@@ -35,11 +35,11 @@ class DigitsModel:
 
 @dataclass(frozen=True)
 class LayerStack:
-    """`layers` of `width` by `width` on `batch` random vectors of `inputs` numbers.
+    """A stack of `layers` linear layers of `width` by `width`, on `batch` random vectors of `inputs` numbers.
 
-    `device_s`: what an accelerator would take for a layer's forward pass, and half of its backward pass; the thread
-    sleeps for it, as it would wait for a device, so ranks do not compete for cores. `slowness`: how many times as long
-    this rank's own computing takes. `bucket_cap_mb`: 0 for DDP's default.
+    `device_s`: emulated accelerator time of a layer's forward pass, half of its backward pass; the thread sleeps for
+    it, as it would wait for a device, so ranks do not compete for cores. `slowness`: factor on this rank's own compute
+    time. `bucket_cap_mb`: 0 for DDP's default.
     """
 
     layers: int
@@ -53,7 +53,7 @@ class LayerStack:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of a step's all-reduces, in float32."""
+        """Bytes of a step's all-reduces, in float32."""
         weights = self.inputs * self.width + self.layers * self.width**2 + self.width * _CLASSES
         biases = (1 + self.layers) * self.width + _CLASSES
         return 4 * (weights + biases)
@@ -61,7 +61,8 @@ class LayerStack:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Make a process group and a model in place of those before. `environment`: variables for this job alone."""
+    """Request to create a process group and a model, replacing the previous ones. `environment`: variables for this job
+    alone."""
 
     backend: str
     rendezvous: str
@@ -71,9 +72,9 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Steps:
-    """Train for `count` steps. `is_alone`: without all-reduces (DDP's no_sync). `is_first`: with the parameters of the
-    start, so that runs at all rates reduce the same gradients. `trace`: a folder for the profile, "" for none. Answer:
-    `Times`."""
+    """Request to train for `count` steps. `is_alone`: without all-reduces (DDP's no_sync). `is_first`: from the initial
+    parameters, so that runs at all link rates reduce the same gradients. `trace`: a folder for the profile, "" for
+    none. Answer: `Times`."""
 
     count: int
     is_alone: bool = False
@@ -83,7 +84,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class AllReduces:
-    """`count` times all-reduces of float32 of these sizes at once, as DDP reduces its buckets. Answer: `Times`."""
+    """Request to run `count` rounds of concurrent float32 all-reduces of these sizes, as DDP reduces its buckets.
+    Answer: `Times`."""
 
     sizes_bytes: tuple[int, ...]
     count: int
@@ -91,9 +93,9 @@ class AllReduces:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each step or all-reduce. The rest is of all of them: CPU seconds of the process and of the thread that
-    trains, packets that the agent sent, and the emulated world's report. `gradient_bytes`: of one step; `bucket_bytes`:
-    of its all-reduces, in their order."""
+    """`seconds`: of each step or all-reduce. The other fields are totals: CPU seconds of the process and of the
+    training thread, packets that the agent sent, and the emulated world's report. `gradient_bytes`: of one step;
+    `bucket_bytes`: of its all-reduces, in their order."""
 
     seconds: list[float]
     process_cpu_s: float = 0.0
@@ -105,7 +107,7 @@ class Times:
 
 
 class TrainingRank:
-    """Answers TrainingJob first, then Steps and AllReduces."""
+    """A training rank. Answers TrainingJob first, then Steps and AllReduces."""
 
     def __init__(self, place: RankPlace):
         import torch
@@ -169,7 +171,7 @@ def _reduce(request: AllReduces) -> list[float]:
 
 
 class _Training:
-    """A DDP model and its optimizer; subclasses bring the samples."""
+    """A DDP model and its optimizer; subclasses supply the batches."""
 
     def __init__(
         self, model: nn.Module, *, lr: float, momentum: float, slowness: float = 1.0, bucket_cap_mb: float = 0.0
@@ -198,7 +200,7 @@ class _Training:
         self._step = 0
 
     def run(self, request: Steps) -> Times:
-        """Train, and time each step."""
+        """Train and time each step."""
         if request.is_first:
             self._begin()
         process_s, thread_s, sent = time.process_time(), time.thread_time(), _packets_sent()
@@ -220,7 +222,7 @@ class _Training:
         )
 
     def _bucket_bytes(self) -> tuple[int, ...]:
-        """As DDP built them after its first step; before, as it meant to."""
+        """Sizes of DDP's buckets as rebuilt after the first step; before that, the initially planned sizes."""
         known = self._model._get_ddp_logging_data()
         return tuple(map(int, (known.get("rebuilt_bucket_sizes") or known["bucket_sizes"]).split(",")))
 
@@ -236,7 +238,7 @@ class _Training:
             loss = functional.cross_entropy(self._model(inputs), labels)
             self._slowness.pay()
             loss.backward()
-        self._slowness.mark()  # what came last was waiting for the all-reduces
+        self._slowness.mark()  # the time before this was spent waiting for the all-reduces
         self._optimizer.step()
         self._slowness.pay()
         return time.perf_counter() - started
@@ -289,7 +291,7 @@ class _StackTraining(_Training):
 
 
 def _packets_sent() -> int:
-    """By this rank's agent since it joined; 0 with Gloo."""
+    """Packets that this rank's agent has sent since it joined; 0 with Gloo."""
     import torch.distributed as dist
 
     agent = getattr(dist.group.WORLD, "agent", None)
@@ -297,7 +299,7 @@ def _packets_sent() -> int:
 
 
 def _world_report(steps: int) -> dict[str, Any]:
-    """Of the emulated world, about the latest steps; empty where all ranks are real."""
+    """Report of the emulated world about the latest steps; empty where all ranks are real."""
     import torch.distributed as dist
 
     world = getattr(dist.group.WORLD, "world", None)
@@ -310,8 +312,8 @@ def _world_report(steps: int) -> dict[str, Any]:
 
 
 class _Slowness:
-    """Makes a rank slow without taking a core from the others: after each layer and each gradient it sleeps for its
-    share of the time that has passed since."""
+    """Slows a rank down without using CPU: after each layer and each gradient it sleeps for a multiple of the elapsed
+    compute time."""
 
     def __init__(self, factor: float, model: nn.Module):
         self._more = factor - 1.0
@@ -324,11 +326,11 @@ class _Slowness:
             parameter.register_post_accumulate_grad_hook(lambda _: self.pay())
 
     def mark(self) -> None:
-        """Count from now."""
+        """Restart the measured interval now."""
         self._since = time.perf_counter()
 
     def pay(self) -> None:
-        """Sleep for the time since the last mark or payment."""
+        """Sleep in proportion to the time since the last mark or payment."""
         if self._more > 0:
             time.sleep(self._more * (time.perf_counter() - self._since))
             self.mark()

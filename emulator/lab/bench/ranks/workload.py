@@ -1,5 +1,4 @@
-"""One rank's tensors in a benchmark of collectives: what it begins, what it puts in before, and what it should have
-afterwards."""
+"""One rank's tensors in a benchmark of collectives: its calls, their inputs and the expected results."""
 
 from dataclasses import dataclass
 
@@ -11,13 +10,13 @@ from emulator.lab.bench.sizes import Case
 IN_PLACE = ("all_reduce", "broadcast")
 _ROOT = 0
 _NOTHING = 24_700
-"""What no result is, in any dtype."""
+"""Fill value that no result can equal, in any dtype."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective of tensors of `dtype`, from `source` into `target`: the same one if it is in place. bfloat16 is
-    in uint16."""
+    """One collective on tensors of `dtype`, from `source` into `target`, which are the same array if it is in place.
+    bfloat16 is stored in uint16."""
 
     kind: str
     source: np.ndarray
@@ -26,8 +25,8 @@ class Step:
 
 
 class Workload:
-    """A case on one rank. `calls`: the collectives of each call, which begin together; `result`: of all of them;
-    `expected`: float64."""
+    """A case on one rank. `calls`: the collectives of each call, which start together; `result`: the concatenated
+    results of all of them; `expected`: their exact values in float64."""
 
     def __init__(self, case: Case, tensors: SharedTensors, rank: int):
         n, dtype, elements = tensors.workers, case.dtype, case.elements
@@ -38,7 +37,7 @@ class Workload:
         inputs, sums = stored(tensors.read_inputs(rank)[:elements], dtype), tensors.read_sums()
         if dtype != "float32":
             sums = np.zeros(elements)
-            for r in range(n):  # one after the other: all ranks' at once would be n times the memory on each
+            for r in range(n):  # one at a time: all ranks' inputs at once would need n times the memory on each rank
                 sums += values(r, slice(elements))
         self._zeros = tensors.zeros(rank, case.elements)
         self._fills: list[tuple[np.ndarray, np.ndarray | float]] = []
@@ -63,11 +62,11 @@ class Workload:
                 else:
                     expected.append(sums[owned[rank] if kind == "reduce_scatter" else whole])
             self.calls.append(steps)
-        in_order = case.collective == "all_reduce"  # one after the other they are the sums' beginning
+        in_order = case.collective == "all_reduce"  # concatenated in order, the results are the beginning of the sums
         self.expected = sums[:elements] if in_order else np.concatenate(expected).astype(np.float64)
 
     def fill(self) -> None:
-        """Put the inputs where they are reduced in place, and what no result is anywhere else."""
+        """Write the inputs of in-place collectives, and fill other targets with a value that no result can equal."""
         for target, values in self._fills:
             target[:] = values
         if self._zeros is not None:

@@ -1,1 +1,1 @@
-"""What `switchml bench switch` measures: engines, start-up, and frames through a real port."""
+"""Measurements of `switchml bench switch`: engines, start-up, table changes, and frames through a real port."""

@@ -1,7 +1,7 @@
-"""What `switchml bench switch --changes` measures: what an insert, a change and a delete cost in tables of 100 to
-100,000 entries, and for how long traffic stands still meanwhile.
+"""Measurement of `switchml bench switch --changes`: the cost of an insert, a change and a delete in tables of 100 to
+100,000 entries, and the longest interruption of traffic by them.
 
-The table is changed through the state, as the control interfaces do it; first between packets, then by one thread while
+The table is changed through the state, as the control interfaces do; first between packets, then by one thread while
 another sends packets through the engine."""
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _Key = tuple[list[ir.MatchParam], int]
 ENGINES: dict[str, Any] = {"compiled": CompiledEngine, "interpreted": Interpreter}
 SIZES = (100, 1_000, 10_000, 100_000)
 N_CHANGES = 500
-"""Inserts, changes and deletes each that are measured."""
+"""Number of inserts, changes and deletes measured, each."""
 PAUSE_S = 0.0005
-"""Between two of them: a control plane waits for its answers."""
+"""Pause between two changes: a control plane waits for its replies."""
 ARRIVAL_S = 0.0001
-"""From a packet to the arrival of the next one, in which a switch's thread waits as for a port."""
+"""Time between packet arrivals, during which the sending thread sleeps as a port's thread does."""
 N_ROWS = len(ENGINES) * len(SIZES)
 FRAME = bytes(14) + bytes([0x45]) + bytes(45)
 
 
 @dataclass
 class Costs(Figures):
-    """Medians in µs, with what a change costs the next packet; and the longest time in ms from one packet to the next
-    while another thread changes the table."""
+    """Median times in µs, including the extra time that a change adds to the next packet; and the longest time in ms
+    between two packets while another thread changes the table."""
 
     program: str
     table: str
@@ -60,14 +60,14 @@ class Costs(Figures):
 
 
 def measure(path: Path, sizes: tuple[int, ...] = SIZES) -> Iterator[Costs]:
-    """Measure the first table with a key of a program. Raises ConfigError if there is none that entries fit."""
+    """Measure the first keyed table of a program. Raises ConfigError if there is no suitable table."""
     for engine in ENGINES:
         for size in sizes:
             yield _measure(path, engine, size)
 
 
 def _roomy(path: Path, size: int) -> ir.Program:
-    """The program with room for so many entries in each table."""
+    """The program with all tables' max_size raised to at least `size` entries."""
     root = json.loads(loader.load(path).text)
     for table in (table for pipeline in root["pipelines"] for table in pipeline["tables"]):
         table["max_size"] = max(table.get("max_size", 0), size)
@@ -97,7 +97,7 @@ def _measure(path: Path, engine: str, size: int) -> Costs:
 
 
 def _with_packet(switch: Switch, step: Step) -> None:
-    """A change, and a packet that the engine processes by it."""
+    """Apply a change, then process a packet."""
     step()
     switch.receive(0, FRAME)
 
@@ -105,7 +105,7 @@ def _with_packet(switch: Switch, step: Step) -> None:
 def _steps(
     table: MatchTable, handles: list[int], keys: list[_Key], run: RunAction, source: random.Random
 ) -> Iterator[list[Step]]:
-    """Inserts, changes and deletes of as many, reads."""
+    """Steps of each kind: inserts, changes, deletes and reads."""
     yield [partial(_add_to, handles, table, key, run) for key in keys]
     chosen = source.sample(handles, min(N_CHANGES, len(handles) // 2))
     yield [partial(table.modify, handle, run) for handle in chosen]
@@ -121,7 +121,7 @@ def _run(table: MatchTable) -> RunAction:
 
 
 def _key(table: MatchTable, source: random.Random) -> _Key:
-    """A random key, of few masks and many prefixes, and a priority."""
+    """A random key with few distinct masks and many prefixes, and a priority."""
     fields = []
     for field, width in zip(table.table.key, table.widths, strict=True):
         value, top = source.getrandbits(width), (1 << width) - 1
@@ -157,7 +157,7 @@ def _read(table: MatchTable, handle: int) -> None:
 
 
 def _each(steps: list[Step], pause_s: float = 0.0) -> float:
-    """The median time of a step, in µs; a key that is there already is passed over."""
+    """Median time of a step, in µs; duplicate keys are skipped."""
     times = []
     for step in steps:
         start = time.perf_counter()
@@ -176,7 +176,7 @@ def _each(steps: list[Step], pause_s: float = 0.0) -> float:
 
 
 class _Traffic:
-    """A thread that sends frames while it is entered. `gap_s`: the longest time from one to the next."""
+    """A context manager whose thread sends frames. `gap_s`: the longest time between two frames."""
 
     def __init__(self, switch: Switch) -> None:
         self._switch, self.gap_s, self._is_over = switch, 0.0, False

@@ -1,8 +1,8 @@
-"""What `switchml bench switch` measures: packets a second through the compiled engine alone (one core, frames and
-results in memory), through the reference interpreter, and on the wire, beside simple_switch.
+"""Measurement of `switchml bench switch`: packets per second through the compiled engine alone (one core, frames and
+results in memory), through the reference interpreter, and on the wire, compared with simple_switch.
 
-For the programs of WORKLOADS there are table entries, and frames that exercise them; any other program gets those of
-an STF file, or else small frames of zeros and its own const entries."""
+The programs of WORKLOADS have table entries and frames that exercise them; any other program uses those of an STF file,
+or else small frames of zeros and its own const entries."""
 
 import random
 import shutil
@@ -34,18 +34,17 @@ N_ROUTES = 1000
 N_SLOTS = 256
 N_SENDERS = 4
 BATCH = 64
-"""Frames given to the engine at once, as the ports do."""
+"""Frames passed to the engine at once, as by the ports."""
 ROUNDS = 5
-"""Rounds of a measurement; the best counts, as other load slows the rest."""
+"""Rounds of a measurement; the fastest is used, as other load only slows the rest."""
 WIRE_ROUNDS = 3
-"""The same, with switch processes."""
+"""Rounds of a measurement with switch processes."""
 ETHERNET = bytes.fromhex("00aa0000000100aa00000002")
 
 
 @dataclass
 class Result(Figures):
-    """Packets a second; None where it was not measured. `ratio`: wire over simple_switch, else engine over
-    reference."""
+    """Rates in packets/s; None if not measured. `ratio`: wire over simple_switch, else engine over reference."""
 
     digits = 1
 
@@ -57,12 +56,12 @@ class Result(Figures):
     ratio: float | None = None
 
 
-# Work
+# Workloads
 
 
 def forwarding(state: State) -> Frames:
-    """A thousand routes of 16 to 32 bits in the program's lpm table; UDP packets of 60 bytes to addresses within
-    them."""
+    """Add a thousand routes with prefixes of 16 to 32 bits to the program's lpm table. Returns 60-byte UDP packets to
+    addresses within them."""
     source = random.Random(1)
     table = next(table for table in state.tables if table.table.match_type == "lpm")
     route = next(action for action in table.table.actions if len(state.program.actions[action].params) == 2)
@@ -83,7 +82,7 @@ def forwarding(state: State) -> Frames:
 
 
 def aggregation(lanes: int) -> Callable[[State], Frames]:
-    """Frames of `lanes` 32-bit lanes; four senders fill one slot after the other, and the fourth gets the sum."""
+    """Frames of `lanes` 32-bit lanes; four senders fill one slot after the other, and the fourth receives the sum."""
 
     def frames(state: State) -> Frames:
         source, all_senders = random.Random(1), (1 << N_SENDERS) - 1
@@ -114,7 +113,7 @@ WORKLOADS: dict[str, Callable[[State], Frames]] = {
     "agg_unrolled_64": aggregation(64),
     "agg_unrolled_256": aggregation(256),
 }
-"""Programs that are measured by default, and their work."""
+"""Programs measured by default, and their workloads."""
 
 
 def from_stf(path: Path) -> Callable[[State], Frames]:
@@ -131,7 +130,7 @@ def from_stf(path: Path) -> Callable[[State], Frames]:
 
 
 def workload(path: Path, stf_path: Path | None = None) -> Callable[[State], Frames]:
-    """A program's work: of an STF file, or else by its name."""
+    """A program's workload: from an STF file, or else by its name."""
     return from_stf(stf_path) if stf_path else WORKLOADS.get(path.stem, zeros)
 
 
@@ -140,11 +139,11 @@ def default_programs() -> list[Path]:
     return [PROGRAMS / f"{name}.json" for name in WORKLOADS]
 
 
-# Measuring
+# Measurements
 
 
 def engine_pps(program: ir.Program, work: Callable[[State], Frames], seconds: float = 1.0) -> float:
-    """The compiled engine, in batches. Raises Unsupported."""
+    """Packets per second of the compiled engine, in batches. Raises Unsupported."""
     state = State(program)
     frames = work(state)
     engine = CompiledEngine(state)
@@ -164,7 +163,7 @@ def engine_pps(program: ir.Program, work: Callable[[State], Frames], seconds: fl
 
 
 def reference_pps(program: ir.Program, work: Callable[[State], Frames], seconds: float = 1.0) -> float:
-    """The interpreter, packet by packet."""
+    """Packets per second of the interpreter, packet by packet."""
     state = State(program)
     frames = work(state)
     interpreter = Interpreter(state)
@@ -181,7 +180,8 @@ def reference_pps(program: ir.Program, work: Callable[[State], Frames], seconds:
 
 
 def _rate(once: Callable[[], int], seconds: float) -> float:
-    """Operations per second, `once` doing some and returning how many: the best of ROUNDS rounds after a warm-up."""
+    """Operations per second: the best of ROUNDS rounds after a warm-up. `once` runs some operations and returns their
+    number."""
     once()
     best = 0.0
     for _ in range(ROUNDS):
@@ -196,8 +196,8 @@ def measure(
     path: Path, *, seconds: float = 1.0, wire: bool = False, against: str | None = None, stf_path: Path | None = None
 ) -> Result:
     """Measure one program, with the entries and packets of `stf_path`, if given. `wire`: also through veth pairs;
-    `against`: there also this simple_switch. On the wire, each frame of an aggregation completes its slot by itself, so
-    that every frame that is served can be counted."""
+    `against`: also this simple_switch, through veth pairs. On the wire, each frame of an aggregation completes its slot
+    by itself, so that every forwarded frame can be counted."""
     program = loader.load(path)
     loader.check_runnable(program)
     work = workload(path, stf_path)
@@ -221,7 +221,7 @@ def _on_the_wire(
     seconds: float,
     against: str | None,
 ) -> None:
-    from emulator.lab.bench.switch import wire as bench_wire  # compiled
+    from emulator.lab.bench.switch import wire as bench_wire  # a compiled module
 
     if not bench_wire.can_measure():
         raise ConfigError("measuring on the wire needs root and ip(8)")
@@ -233,7 +233,7 @@ def _on_the_wire(
     switches = {"wire_pps": bench_wire.OURS} | ({"simple_switch_pps": [against]} if against else {})
     rates: dict[str, list[float]] = {name: [] for name in switches}
     for _ in range(WIRE_ROUNDS):
-        for name, command in switches.items():  # in turn, so that other load on the machine affects both
+        for name, command in switches.items():  # alternating, so that other load on the machine affects both
             rates[name].append(bench_wire.pps(command, path, entries, frames, seconds))
     result.wire_pps = max(rates["wire_pps"])
     if against:
@@ -242,5 +242,5 @@ def _on_the_wire(
 
 
 def alone(name: str, data: bytes) -> bytes:
-    """A frame of aggregation that comes from all senders at once."""
+    """An aggregation frame whose bitmap contains all senders, so that it completes its slot by itself."""
     return data[:18] + data[16:18] + data[20:] if name.startswith("agg_") else data

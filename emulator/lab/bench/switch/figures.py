@@ -1,16 +1,16 @@
-"""What the benchmarks of the switch print as JSON."""
+"""Base class of the rows that the switch benchmarks print as JSON."""
 
 from dataclasses import asdict
 from typing import Any, ClassVar
 
 
 class Figures:
-    """A dataclass of one row."""
+    """A result row; subclasses are dataclasses."""
 
     digits: ClassVar[int] = 2
-    """Behind the point."""
+    """Decimal places of floats."""
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The fields as `--json` prints them."""
         row: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # subclasses are dataclasses
         return {name: round(value, self.digits) if isinstance(value, float) else value for name, value in row.items()}

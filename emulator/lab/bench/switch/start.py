@@ -1,6 +1,6 @@
-"""What `switchml bench switch --start` measures: how long a switch process takes from its start until the first frame
-comes out of a port, and until all its compiled code runs; on this machine's first start ever (cold) and on any
-later one (warm). Ports are UDP sockets, so it needs no root."""
+"""Measurement of `switchml bench switch --start`: time from the start of a switch process until the first frame leaves
+a port, and until all its compiled code runs; on a machine's first start (cold) and on later ones (warm). Ports are UDP
+sockets, so it needs no root."""
 
 import contextlib
 import select
@@ -34,13 +34,13 @@ class Starts(Figures):
 
 
 def largest() -> Path:
-    """The largest of the programs that `bench switch` measures."""
+    """The largest of the programs that `bench switch` measures by default."""
     return max(bench.default_programs(), key=lambda path: path.stat().st_size)
 
 
 def measure(path: Path, stf_path: Path | None = None) -> Starts:
-    """Start the switch with a program, and an STF file's entries: without and with compiled code on disk. Raises
-    ConfigError if it forwards nothing."""
+    """Start the switch with a program and an STF file's entries, without and with compiled code on disk. Raises
+    ConfigError if no frame is forwarded."""
     with tempfile.TemporaryDirectory() as cache:
         cold = _start(path, stf_path, {"SWITCHML_CACHE_DIR": cache})
         warm = _start(path, stf_path, {"SWITCHML_CACHE_DIR": cache})
@@ -48,7 +48,7 @@ def measure(path: Path, stf_path: Path | None = None) -> Starts:
 
 
 def _start(path: Path, stf_path: Path | None, environment: dict[str, str]) -> tuple[float, float]:
-    """(seconds to the first frame, seconds to full speed)."""
+    """(seconds to the first frame, seconds until compiled code runs)."""
     program = loader.load(path)
     loader.check_runnable(program)
     state = State(program)
@@ -75,7 +75,8 @@ def _socket() -> socket.socket:
 
 
 def _first_frame(sockets: list[socket.socket], port: int, frame: bytes, process: subprocess.Popen[bytes]) -> float:
-    """The time at which the first frame came out. The first socket, whose the port is, sends it once that exists."""
+    """Time at which the first frame was received. The first socket, connected to `port`, resends
+    until the port exists."""
     deadline = time.perf_counter() + TIMEOUT_S
     sender = sockets[0]
     sender.connect(("127.0.0.1", port))
@@ -84,7 +85,7 @@ def _first_frame(sockets: list[socket.socket], port: int, frame: bytes, process:
         if process.poll() is not None:
             raise ConfigError(f"the switch ended with exit code {process.returncode}")
         has_come = select.select(sockets, [], [], bench_wire.PAUSE_S)[0]
-        if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # refused: there was no port yet
+        if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # refused: the port did not exist yet
             sender.send(frame)
         elif has_come:
             return time.perf_counter()

@@ -1,5 +1,5 @@
-"""What `switchml bench switch` measures on the wire: a switch process between two veth pairs, offered more frames than
-it can forward; the kernel counts those that come out. Needs root and `ip`."""
+"""Measurement of `switchml bench switch` on the wire: a switch process between two veth pairs, offered more frames than
+it can forward; the kernel counts those that leave it. Needs root and `ip`."""
 
 import contextlib
 import os
@@ -27,9 +27,9 @@ from switchml.net.ports import free_port
 OURS = [sys.executable, "-m", "switchml", "switch"]
 START_TIMEOUT_S, COMPILE_TIMEOUT_S = 90.0, 300.0
 PAUSE_S = 0.005
-"""Between two looks at a switch that starts."""
+"""Polling interval while a switch starts."""
 ENGINE_READY, PORT_READY = "through the compiled engine", "is served by compiled code"
-"""The switch's log messages once each runs."""
+"""Log messages of the switch once its engine and each port run compiled code."""
 PORTS = 2
 BATCH = 64
 
@@ -40,12 +40,12 @@ def can_measure() -> bool:
 
 
 def calls(state: State) -> list[dict[str, Any]]:
-    """The arguments of bm_mt_add_entry for the entries of all tables whose entries are not const; ports are taken
-    modulo PORTS."""
+    """Arguments of bm_mt_add_entry for the entries of all tables without const entries; ports are
+    taken modulo PORTS."""
     arguments = []
     for table in (table for table in state.tables if not table.is_immutable):
         for entry in table.all_entries():
-            assert isinstance(entry.target, RunAction)  # the program has no action profiles
+            assert isinstance(entry.target, RunAction)  # the programs measured have no action profiles
             action = state.program.actions[entry.target.action]
             data = [
                 _bytes(value % PORTS if param.width == 9 else value, param.width)
@@ -64,7 +64,7 @@ def _bytes(value: int, width: int) -> bytes:
 
 @contextlib.contextmanager
 def _interfaces() -> Iterator[list[str]]:
-    """Two veth pairs, benchN and benchNp; the names of the first ends."""
+    """Create two veth pairs, benchN and benchNp. Yields the names of the first ends."""
     names = [f"bench{os.getpid() % 10000}{number}" for number in range(PORTS)]
     try:
         for name in names:
@@ -81,8 +81,8 @@ def _interfaces() -> Iterator[list[str]]:
 def pps(
     command: list[str], program: Path, entries: list[dict[str, Any]], frames: list[bytes], seconds: float = 2.0
 ) -> float:
-    """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `entries` and `frames`
-    repeatedly."""
+    """Frames per second that leave a switch, `command` (OURS or simple_switch), with `entries` in its tables and
+    `frames` sent repeatedly."""
     with _interfaces() as names, running(command, program, names, entries) as (process, log):
         if command == OURS:
             await_compiled(process, log)
@@ -97,8 +97,8 @@ def running(
     entries: list[dict[str, Any]],
     environment: dict[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The process of a switch at the interfaces `ports`, with `entries` in its tables, and its log. Raises ConfigError
-    if it does not serve Thrift."""
+    """Start the process of a switch on the interfaces `ports`, with `entries` in its tables. Yields the process and its
+    log file. Raises ConfigError if it does not serve Thrift."""
     with tempfile.TemporaryDirectory() as folder:
         options = [word for number, port in enumerate(ports) for word in ("-i", f"{number}@{port}")]
         options += ["--notifications-addr", f"ipc://{folder}/notifications.ipc"]
@@ -125,7 +125,7 @@ def running(
 
 
 def await_compiled(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until our switch runs compiled code: until then it forwards, slowly. Raises ConfigError."""
+    """Wait until switchml's switch runs compiled code; before that, it forwards slowly. Raises ConfigError."""
     deadline = time.monotonic() + COMPILE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         lines = log.read_text()
@@ -145,7 +145,7 @@ def _client(thrift: tuple[str, int], process: subprocess.Popen[bytes]) -> Client
 
 
 def _left(names: list[str]) -> int:
-    """Frames that came out so far."""
+    """Frames that have left the switch so far."""
     return sum(int(Path(f"/sys/class/net/{name}p/statistics/rx_packets").read_text()) for name in names)
 
 

@@ -1,2 +1,2 @@
-"""Memory predictions beside published figures (`published.py`) and beside what torch allocates for small models on this
-machine's processors (`measure.py`)."""
+"""Memory predictions compared with published values (`published.py`) and with torch's allocations for small models on
+this machine's CPU (`measure.py`)."""

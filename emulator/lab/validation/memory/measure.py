@@ -1,5 +1,5 @@
-"""What torch holds at the highest point of a training step, of small models on this machine's processors, beside what
-the emulator predicts."""
+"""Peak tensor memory of torch in a training step of small models on this machine's CPU, compared with the emulator's
+prediction."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from emulator.lab.validation.rows import Row
 
 MIB = 2.0**20
 STEPS = 2
-"""The first step makes the optimizer's states; the second one counts."""
+"""Training steps: the first creates the optimizer's states; the second is measured."""
 SIDE = 32
-"""Of the images."""
+"""Height and width of the images."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model, and how it is trained."""
+    """One model and its training options."""
 
     model: Transformer | None
     """None: the convolutional network."""
@@ -42,14 +42,14 @@ class Case:
             precision=self.precision,
             optimizer=self.optimizer,
             recompute=self.recompute,
-            # The optimizer of modules.py, which updates weights with masters one by one.
+            # The optimizer of modules.py, which updates weights with master copies one by one.
             implementation="composer" if self.precision == "bf16" else "torch",
             cross_entropy="eager",
         )
 
 
 def gpt(layers: int, hidden: int, sequence: int, vocabulary: int) -> Transformer:
-    """Of GPT-2's kind."""
+    """A GPT-2-like model."""
     return Transformer(
         name="gpt",
         title="a small GPT",
@@ -64,7 +64,8 @@ def gpt(layers: int, hidden: int, sequence: int, vocabulary: int) -> Transformer
 
 
 def cases() -> Iterator[Case]:
-    """Deep and wide, much vocabulary and little; each optimizer and precision, with and without checkpoints."""
+    """Deep and wide models, large and small vocabularies; each optimizer and precision, with and
+    without checkpointing."""
     deep, wide = gpt(6, 128, 128, 512), gpt(2, 128, 64, 8192)
     for precision in ("fp32", "bf16"):
         for optimizer in ("adam", "sgd"):
@@ -78,7 +79,7 @@ def cases() -> Iterator[Case]:
 
 
 def predicted(case: Case) -> float:
-    """Bytes of tensors."""
+    """Predicted bytes of tensors."""
     return memory.memory(case.model or _table(), case.job).allocated
 
 
@@ -90,7 +91,7 @@ def _table() -> LayerTable:
 
 
 def measured(case: Case) -> float:
-    """Bytes of tensors at the highest point of a step."""
+    """Peak bytes of tensors in a step."""
     import torch
 
     from emulator.lab.validation.memory.modules import GPT, Optimizer, network
@@ -120,7 +121,7 @@ def measured(case: Case) -> float:
 
 
 def rows(progress: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """Of all cases."""
+    """Rows of all cases."""
     found = []
     for case in cases():
         progress(case.name)

@@ -1,5 +1,5 @@
-"""The small models that are trained to see what torch allocates: a GPT out of plain torch modules, a convolutional
-network, and mixed precision with fp32 master weights."""
+"""Small models for measuring torch's allocations: a GPT built from plain torch modules, a convolutional network, and
+mixed precision with fp32 master weights."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,7 +16,7 @@ ATTENTION = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 
 
 class Layer(nn.Module):
-    """Norm, attention, norm, MLP, each half added to what comes in."""
+    """A pre-norm transformer layer: norm, attention, norm, MLP, each half with a residual connection."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Returns the loss of predicting each token from those before it."""
+    """A GPT whose forward returns the loss of predicting each token from those before it."""
 
     def __init__(self, model: Transformer, recompute: str) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class GPT(nn.Module):
 
 
 def _every_other_product() -> Callable[..., CheckpointPolicy]:
-    """What is stored, as torchtitan chooses it: attention, and every other product."""
+    """Selective checkpointing policy of torchtitan: save attention and every other GEMM."""
     seen = {False: 0, True: 0}
 
     def policy(context: Any, function: Any, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -100,8 +100,8 @@ def network(channels: int = 16) -> nn.Module:
 
 
 class Optimizer:
-    """Adam, or SGD with momentum, of all weights at once. Half-precision weights have a master copy in fp32 each, and
-    are updated one by one."""
+    """Adam, or SGD with momentum, on all weights at once. Half-precision weights have an fp32 master copy each, and are
+    updated one by one."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], name: str) -> None:
         self.weights = list(parameters)

@@ -1,6 +1,6 @@
 """torchtitan's published memory: benchmarks/llama3_h100_202412_torchtitan.md in pytorch/torchtitan (commit 31a17bf),
-tables 1 to 6, Llama 3.1 on H100 with 96 GB. It is what torch's allocator has reserved at most (torchtitan/metrics.py).
-A row's micro-batch is the local batch, in pipelines an eighth of it.
+tables 1 to 6, Llama 3.1 on H100 with 96 GB. The values are the peak memory reserved by torch's allocator
+(torchtitan/metrics.py). A row's micro-batch is the local batch, in pipelines an eighth of it.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ GIB = 2.0**30
 
 
 def torchtitan() -> list[tuple[str, Transformer, Job, float]]:
-    """Name, model, job and GiB of each row."""
+    """Name, model, job and measured GiB of each row."""
     return [_row(row) for row in published("torchtitan.csv")]
 
 
@@ -38,7 +38,7 @@ def _row(row: dict[str, str]) -> tuple[str, Transformer, Job, float]:
 
 
 def rows() -> list[Row]:
-    """GiB reserved."""
+    """Reserved memory in GiB."""
     return [
         Row(name, measured, memory.memory(model, job).reserved / GIB, "GiB")
         for name, model, job, measured in torchtitan()

@@ -1,1 +1,1 @@
-"""`switchml validate peers`: one real rank among emulated ones, beside all ranks real."""
+"""`switchml validate peers`: one real rank among emulated ones, compared with all ranks real."""

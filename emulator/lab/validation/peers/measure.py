@@ -1,16 +1,16 @@
-"""`switchml validate peers`: one real rank among emulated ones, beside the same script with all ranks real.
+"""`switchml validate peers`: one real rank among emulated ones, compared with the same script with all ranks real.
 
 All-real: DDP in network namespaces around a switch (emulator/networks/testbed/star.py), over links of limited rate,
 with Gloo and with the aggregator in the switch's place. Emulated: the same script once, in wall-clock time, on a
-cluster that says what the links are; all other ranks are absent.
+cluster file that describes the links; all other ranks are absent.
 
-What all-reduces take on the cluster is measured without training, as one would with nccl-tests: their fixed time, and
-what share of the links' rate they get. That share depends on what is under way at once (Gloo reduces two buckets at a
-time, and leaves its links idle between the two halves of the last one), so the sizes are those of DDP's buckets; and as
-it changes from one second to the next, all-reduces and steps take turns. Ranks that share cores compute more slowly
-than one alone: they take turns, W ranks on C cores W/C times as long, and disturb each other, which their CPU time says
-when all of them train and none communicates. The emulated run is scaled by that (`compute_scale`). What is put to the
-test is the rest: collectives, overlap, and a script that does not notice.
+The cluster's all-reduce constants are measured without training, as with nccl-tests: the fixed time, and the share of
+the link rate that all-reduces reach. That share depends on concurrency (Gloo reduces two buckets at a time, and leaves
+its links idle between the two halves of the last one), so the sizes are those of DDP's buckets; and as it varies over
+time, all-reduces and steps alternate. Ranks that share cores compute more slowly than a single rank: W ranks on C cores
+take W/C times as long, and interfere with each other, which is measured by their CPU time when all of them train
+without communicating. The emulated run is scaled by that factor (`compute_scale`). The rest is under test: collectives,
+overlap, and an unmodified script.
 """
 
 import os
@@ -29,22 +29,23 @@ from switchml.errors import ConfigError
 from switchml.runtime.folders import TemporaryFolder
 
 BACKENDS = {"gloo": "ring", "switchml": "switchml"}
-"""What the real ranks use → how the emulated world reduces."""
+"""Backend of the real ranks → all-reduce algorithm of the emulated world."""
 SMALL_BYTES = 4 << 10
 WARMUP_STEPS = 4
-"""DDP's first step broadcasts and its second builds its buckets anew."""
+"""DDP's first step broadcasts and its second rebuilds its buckets."""
 BUCKETS = 4
-"""How many DDP should make of the gradients; it makes fewer, as layers stay whole."""
+"""Number of buckets that DDP is configured for; it builds fewer, as layers are not split."""
 TURN_STEPS = 3
-"""So many all-reduces of all buckets, then so many steps."""
+"""Rounds of all-reduces, and steps, in each turn."""
 BURST_S = 0.001
-"""What a link lets through at once after a pause: the closed forms know no such gift."""
+"""Burst of the links' rate limiters, in seconds at the link rate: kept short, as the closed forms
+don't model bursts."""
 
 
 @dataclass(frozen=True)
 class PeersPlan:
-    """What is measured. `layers` of `width` by `width` units; `batch` vectors for all ranks together, so that a machine
-    of few cores has as much to compute, however many ranks."""
+    """Measurement plan. `layers` of `width` by `width` units; `batch`: vectors for all ranks together, so that the
+    compute of a step doesn't depend on the number of ranks on a machine with few cores."""
 
     workers: tuple[int, ...] = (2, 4)
     rates_bps: tuple[float, ...] = (50e6, 100e6, 200e6)
@@ -56,7 +57,7 @@ class PeersPlan:
     clock: str = "wall"
 
     def model(self, workers: int) -> LayerStack:
-        """What each of so many ranks trains."""
+        """Model that each of `workers` ranks trains."""
         stack = LayerStack(self.layers, self.width, max(1, self.batch // workers), inputs=self.width, momentum=0.0)
         return replace(stack, bucket_cap_mb=stack.gradient_bytes / BUCKETS / 2**20)
 
@@ -69,7 +70,7 @@ class PeersPlan:
 
 @dataclass(frozen=True)
 class Link:
-    """What all-reduces were seen to take in one place. `share`: of the links' rate that they get."""
+    """All-reduce constants measured for one row. `share`: of the link rate that all-reduces reach."""
 
     name: str
     fixed_s: float
@@ -78,7 +79,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of each row's all-reduces; and how many times as long as one alone ranks take to compute, by their number."""
+    """All-reduce constants of each row; and, by number of ranks, the ratio of their compute time to that of a single
+    rank."""
 
     links: list[Link]
     compute_scale: dict[int, float]
@@ -103,8 +105,8 @@ class PeersValidation:
 
 
 def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: None) -> PeersValidation:
-    """Measure, then emulate. `progress` gets a line now and then. Raises ConfigError without root, iproute2
-    or torch."""
+    """Measure, then emulate. `progress` is called with status lines. Raises ConfigError without root, iproute2 or
+    torch."""
     measured: dict[tuple[str, int, float], tuple[float, Link]] = {}
     alone_s: dict[int, float] = {}
     for workers in plan.workers:
@@ -115,7 +117,7 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
                 for rate_bps in plan.rates_bps:
                     star.set_rate(rate_bps)
                     name = f"{workers} ranks, {backend}, {rate_bps / 1e6:g} Mbit/s"
-                    warm, *_ = team.run(Steps(WARMUP_STEPS))  # transports learn the new rate
+                    warm, *_ = team.run(Steps(WARMUP_STEPS))  # transports adapt to the new rate
                     link, seconds = _in_turns(name, team, warm.bucket_bytes, plan.steps, backend, workers, rate_bps)
                     measured[backend, workers, rate_bps] = seconds, link
                     progress(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")
@@ -153,13 +155,13 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
 
 
 def _emulate(team: TrainingTeam, plan: PeersPlan, settings: PeerSettings) -> None:
-    """A new world and model for the only real rank."""
+    """Create a new emulated world and a model for the only real rank."""
     team.join("switchml-emulated", plan.model(settings.world), **settings.environment())
 
 
 def star_cluster(rate_bps: float, fixed_s: float = 0.0, share: float = 1.0) -> str:
-    """A cluster file: hosts of one rank around a switch, links as those of emulator/networks/testbed/star.py.
-    `fixed_s`: what an all-reduce takes besides its bytes; `share` of the rate that these get."""
+    """A cluster file: hosts with one rank each around a switch, links as in emulator/networks/testbed/star.py.
+    `fixed_s`: fixed time of an all-reduce; `share`: of the rate that its bytes reach."""
     return f"""title = "a star of namespaces, {rate_bps / 1e6:g} Mbit/s"
 accelerator = "xeon-8380"
 accelerators_per_node = 1
@@ -190,8 +192,8 @@ convert_bytes_per_s = 1e12
 def _in_turns(
     name: str, team: TrainingTeam, buckets: tuple[int, ...], steps: int, backend: str, workers: int, rate_bps: float
 ) -> tuple[Link, float]:
-    """What all-reduces of `buckets` bytes take, and the seconds of a step. The cluster has all-reduces one after the
-    other, where Gloo does two at once: what it hides of their fixed times counts for the rate."""
+    """All-reduce constants for buckets of `buckets` bytes, and the seconds of a step. The cluster model runs
+    all-reduces sequentially where Gloo runs two concurrently: fixed time that Gloo hides is attributed to the rate."""
     fixed_s = median(step_seconds(team.run(AllReduces((SMALL_BYTES,), 9))))
     reducing_s: list[float] = []
     training_s: list[float] = []

@@ -1,1 +1,1 @@
-"""`switchml validate real`: training over rate-limited links, beside the network model."""
+"""`switchml validate real`: training over rate-limited links, compared with the network model."""

@@ -1,11 +1,10 @@
-"""Compressed activations in training on this machine, beside what `emulate --activation-ratio` says of them.
+"""Compressed activations in training on this machine, compared with `emulate --activation-ratio`.
 
-Times are the processor's, of one thread. What is compared is measured in turns, a step of each a round, and of the
-differences between compressed and plain steps of a round the median counts: other work on the machine then weighs on
-all alike. Two constants come from one network: the time for each tensor, from steps of two images, whose tensors are
-all small, and then the codec's rate, from steps of `BATCH`. It is the rate that it has in training, where tensors have
-left the caches and memory comes from the kernel: half of that outside. What they say of other batches and another
-network is measured, too.
+Times are CPU times of one thread. Runs alternate step by step, and the median over rounds of the difference between
+compressed and plain steps is used, so that other load on the machine affects all alike. Two constants come from one
+network: the time for each tensor, from steps of two images, whose tensors are all small, and then the codec's rate,
+from steps of `BATCH`. The rate is the one in training, where tensors have left the caches and memory is fetched from
+the kernel, about half of that in isolation. The constants are then tested on another batch size and another network.
 """
 
 import time
@@ -25,13 +24,13 @@ from host_agent.training import data
 
 BATCH = 64
 WARM_UP, TIMED = 10, 40
-"""Steps before times count, and those that do."""
+"""Steps before timing, and timed steps."""
 CODEC = "levels"
 CALIBRATION = "cnn"
 
 
 class Run:
-    """A model that trains with a codec. `batch`: images of a step; `least_bytes`: of tensors that are compressed."""
+    """A model that trains with a codec. `batch`: images per step; `least_bytes`: smallest tensor that is compressed."""
 
     def __init__(
         self, name: str, codec: str, seed: int, digits: data.Digits, batch: int = BATCH, least_bytes: int = 4096
@@ -45,7 +44,7 @@ class Run:
         )
 
     def step(self) -> float:
-        """Processor seconds of forward and backward."""
+        """CPU seconds of forward and backward."""
         chosen = torch.from_numpy(self._order.integers(0, len(self._images), self._batch))
         images, labels = self._images[chosen], self._labels[chosen]
         self._optimizer.zero_grad()
@@ -56,13 +55,13 @@ class Run:
         return elapsed_s
 
     def peak_bytes(self) -> int:
-        """In one more step."""
+        """Peak memory of one more step, in bytes."""
         with Tracker() as tracker:
             self.step()
         return int(tracker.peak)
 
     def accuracy(self) -> float:
-        """On the test images, at the end."""
+        """Accuracy on the test images; ends the run."""
         self.activations.close()
         self.model.eval()
         with torch.no_grad():
@@ -72,10 +71,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Extra:
-    """What compression adds to a step. Seconds of a processor; of each step, bytes and tensors that are compressed."""
+    """Cost of compression per step: CPU seconds, and the bytes and number of compressed tensors."""
 
     step_s: float
-    """Without it."""
+    """CPU seconds of a step without compression."""
     extra_s: float
     bytes: float
     tensors: float
@@ -83,7 +82,7 @@ class Extra:
 
 
 class Case(NamedTuple):
-    """A network in training. `least_bytes`: of tensors that are compressed."""
+    """A network in training. `least_bytes`: smallest tensor that is compressed."""
 
     name: str
     batch: int = BATCH
@@ -91,11 +90,11 @@ class Case(NamedTuple):
 
 
 SMALL, LARGE = Case(CALIBRATION, 2, 0), Case(CALIBRATION)
-"""What constants come from."""
+"""The calibration cases."""
 
 
 def extras(codec: str, cases: Sequence[Case], digits: data.Digits) -> list[Extra]:
-    """Of each case, from plain steps and compressed ones of all in turns."""
+    """Cost of compression in each case, from alternating plain and compressed steps."""
     pairs = []
     for name, batch, least_bytes in cases:
         plain, compressed = (Run(name, each, 0, digits, batch, least_bytes) for each in ("none", codec))
@@ -114,20 +113,20 @@ def extras(codec: str, cases: Sequence[Case], digits: data.Digits) -> list[Extra
 
 @dataclass(frozen=True)
 class Constants:
-    """Of a codec on this machine, for `emulate`."""
+    """Constants of a codec on this machine, for `emulate`."""
 
     tensor_s: float
     bytes_per_s: float
 
 
 def calibrated(small: Extra, large: Extra) -> Constants:
-    """By the cases SMALL and LARGE."""
+    """Constants from the cases SMALL and LARGE."""
     tensor_s = max(small.extra_s, 0.0) / (2 * small.tensors)
     return Constants(tensor_s, 2 * large.bytes / max(large.extra_s - 2 * large.tensors * tensor_s, 1e-9))
 
 
 def predicted_s(name: str, ratio: float, constants: Constants, batch: int = BATCH) -> float:
-    """Seconds by which `switchml emulate` has a step grow."""
+    """Seconds that compression adds to a step according to `switchml emulate`."""
     emulated = [_emulated(name, ratio, constants, batch) for ratio in (1.0, ratio)]
     return emulated[1].iteration_s - emulated[0].iteration_s
 
@@ -140,7 +139,7 @@ def _emulated(name: str, ratio: float, constants: Constants, batch: int = BATCH)
 
 
 def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Peak memory and extra time of both networks."""
+    """Rows of peak memory and extra time of both networks."""
     torch.set_num_threads(1)
     digits, found = data.load(), []
     cases = Case(CALIBRATION, 2 * BATCH), Case("transformer")

@@ -1,5 +1,5 @@
-"""Collectives over slow links, beside emulator/networks/netsim playing the same packet by packet. Nothing is
-calibrated: what the model leaves out, computing and waking up, is a small part of so long a transfer."""
+"""Collectives over slow links, compared with a packet-by-packet simulation in emulator/networks/netsim. Nothing is
+calibrated: computation and wake-ups, which the model omits, are a small part of such long transfers."""
 
 from collections.abc import Callable
 from statistics import median
@@ -23,7 +23,7 @@ COLLECTIVES = {
     "broadcast": "broadcast",
     FSDP: "all-gather and reduce-scatter at once",
 }
-"""By the bench's name, as people call them."""
+"""Display name, by the benchmark's name of the collective."""
 _REPEATS = 5
 
 
@@ -41,7 +41,7 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
 
 
 def played_s(collective: str) -> float:
-    """Seconds of one, by the network model."""
+    """Seconds of one collective in the network model."""
     job = JobConfig(HOSTS, SIZE_BYTES, collective=collective, repeats=_REPEATS + 1, train_packets=MAX_JOINED)
     seconds = experiment.run(NetworkConfig(jobs=(job,), link=links(RATE_BPS))).jobs[0].seconds
-    return median(seconds[1:])  # the first finds full token buckets and timers that know nothing
+    return median(seconds[1:])  # the first repeat starts with full token buckets and untrained timers

@@ -1,8 +1,8 @@
-"""litdata's StreamingDataset in the place of a planned loader: its chunks of the same samples on S3, and one rank.
+"""litdata's StreamingDataset in place of a planned loader: chunks of the same samples on S3, for each rank.
 
-It gets the settings that it is quickest with here. Each rank is a node with a cache of its own: where ranks share a
-small one, they wait for each other's chunks. There are no worker processes, which do not pay on two cores; litdata's
-thread prefetches as many chunks as the cache has room for, by obstore, which takes less of a processor than boto3.
+It runs with the settings that are fastest here. Each rank is a node with its own cache: ranks that share a small cache
+wait for each other's chunks. There are no worker processes, which don't help on two cores; litdata's thread prefetches
+as many chunks as fit in the cache, with obstore, which uses less CPU than boto3.
 """
 
 import importlib.util
@@ -27,14 +27,14 @@ def check_installed() -> None:
 
 
 def folder_of(chunk_samples: int) -> str:
-    """Where chunks of so many samples are, in the served folder."""
+    """Path of the chunks of `chunk_samples` samples in the served folder."""
     return f"{BUCKET}/chunks-of-{chunk_samples}"
 
 
 def write_chunks(folder: Path, data: np.ndarray, chunk_samples: int) -> None:
-    """The rows of uint8 `data` (samples, bytes), as chunks of `chunk_samples` below `folder`."""
+    """Write the rows of uint8 `data` (samples, bytes) as chunks of `chunk_samples` below `folder`."""
     os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(folder / "writing")
-    from litdata import optimize  # type: ignore[import-not-found, unused-ignore]  # no extra of ours
+    from litdata import optimize  # type: ignore[import-not-found, unused-ignore]  # not an extra of this package
 
     optimize(
         fn=data.__getitem__,
@@ -49,14 +49,14 @@ def write_chunks(folder: Path, data: np.ndarray, chunk_samples: int) -> None:
 
 
 def batches(rank: int, plan: dict[str, Any], chunk_samples: int, epochs: int) -> Iterator[Any]:
-    """This rank's batches of all epochs, (batch, bytes) uint8 tensors; litdata reads when the first is taken."""
+    """This rank's batches of all epochs, (batch, bytes) uint8 tensors; reading begins with the first batch."""
     credentials = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
     ranks = str(plan["ranks"])
     os.environ |= {"WORLD_SIZE": ranks, "GLOBAL_RANK": str(rank), "NNODES": ranks, **credentials}
     from litdata import StreamingDataLoader, StreamingDataset
-    from litdata.streaming import downloader  # type: ignore[import-not-found, unused-ignore]  # no extra of ours
+    from litdata.streaming import downloader  # type: ignore[import-not-found, unused-ignore]  # optional package
 
-    logging.getLogger(NAME).setLevel(logging.ERROR)  # it wants caches of 25 GB
+    logging.getLogger(NAME).setLevel(logging.ERROR)  # it warns about caches below 25 GB
     # It has no option for storage without TLS.
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     dataset = StreamingDataset(

@@ -1,9 +1,9 @@
-"""A planned loader over a slow link, beside torch's DataLoader and `emulate --loader solar`.
+"""A planned loader over a slow link, compared with torch's DataLoader and `emulate --loader solar`.
 
-An HTTP server in one network namespace has the samples as one .npy file; all ranks are in another, behind a link of a
-limited rate. The server waits before each answer, as object stores do. Ranks only load: nothing trains. The plain
-loader keeps nothing, so each of its epochs is like the first, and one is measured. It also gives the one constant that
-is not in the plan: the processor time of a read.
+An HTTP server in one network namespace serves the samples as one .npy file; all ranks are in another, behind a
+rate-limited link. The server delays each response, as object stores do. Ranks only load: nothing trains. The plain
+loader has no cache, so all its epochs are alike and one is measured. It also gives the one constant that is not in the
+plan: the CPU time of a read.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ from switchml.runtime.folders import TemporaryFolder
 
 PORT = 8080
 REPEATS = 3
-"""Runs of all but the slow loaders, of which the median counts."""
+"""Runs of each loader except the slow ones, of which the median is used."""
 FILE = "data.npy"
 NUMBER_BYTES = 8
-"""Samples begin with their number, int64."""
+"""Each sample begins with its number, int64."""
 
 
 def serve(folder: str, latency_s: float) -> None:
-    """The files of `folder` by HTTP, with ranges, for as long as this process lives; as S3 does, where a client reads
-    objects of a bucket that is called as a folder is. Prints what it has sent, as JSON, for each line that comes in."""
+    """Serve the files of `folder` by HTTP, with range requests, until this process ends; an S3 client can read them as
+    objects of buckets named like the subfolders. Prints its counters as JSON for each line on stdin."""
     from aiohttp import web
 
     contents: dict[str, bytes] = {}
@@ -89,7 +89,7 @@ def serve(folder: str, latency_s: float) -> None:
 
 
 def plain(rank: int, plan: dict[str, Any]) -> Iterable[Any]:
-    """Batches of torch's DataLoader, of one epoch."""
+    """Batches of torch's DataLoader, for one epoch."""
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
 
@@ -99,7 +99,7 @@ def plain(rank: int, plan: dict[str, Any]) -> Iterable[Any]:
 
 
 def planned(rank: int, plan: dict[str, Any], order: str = "distributed") -> Iterable[Any]:
-    """Batches of the planned loader, of all epochs."""
+    """Batches of the planned loader, for all epochs."""
     bytes_each = plan["buffer_samples"] * plan["sample_bytes"]
     place: Any = {"rank": rank, "world_size": plan["ranks"], "peers": None}
     loader = PlannedLoader(
@@ -118,16 +118,16 @@ OPENED: dict[str, Callable[[int, dict[str, Any]], Iterable[Any]]] = {
     "plain": plain,
     "planned": planned,
     "planned, blocks": lambda rank, plan: planned(rank, plan, "blocks"),
-    # Of chunks with one sample each it keeps nothing: one epoch is like another.
+    # With one sample per chunk there is nothing to cache: all epochs are alike.
     "litdata, samples": lambda rank, plan: litdata.batches(rank, plan, 1, 1),
     "litdata, chunks": lambda rank, plan: litdata.batches(rank, plan, plan["chunk_samples"], plan["epochs"]),
 }
-"""What a rank may load with. Blocks and chunks stay together: neighbours in storage are in near-by batches. The other
-loaders draw a batch from everywhere."""
+"""Available loaders. Blocks and chunks keep neighboring samples in nearby batches. The other loaders draw a batch from
+the whole data set."""
 
 
 class _Items:
-    """What a map-style data set over the same storage does."""
+    """A map-style data set over the same storage."""
 
     def __init__(self, source: Any):
         self._source = source
@@ -144,7 +144,7 @@ class _Items:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What one rank did. `steps`: the numbers of the samples in each batch."""
+    """Results of one rank. `steps`: the numbers of the samples in each batch."""
 
     seconds: float
     cpu_s: float
@@ -152,7 +152,7 @@ class Loaded:
 
 
 class LoadingRank(CallableRank):
-    """A rank with its loader open."""
+    """A rank with an open loader."""
 
     def __init__(self, kind: str, plan: dict[str, Any], place: RankPlace):
         import torch
@@ -161,7 +161,7 @@ class LoadingRank(CallableRank):
         self._batches = OPENED[kind](place.rank, plan)
 
     def ready(self) -> None:
-        """The loader is open."""
+        """Return once the loader is open."""
 
     def load(self) -> Loaded:
         """Load all batches."""
@@ -171,19 +171,19 @@ class LoadingRank(CallableRank):
         return Loaded(seconds, cpu_s, [head.view(np.int64).ravel().tolist() for head in heads])
 
     def leave(self) -> None:
-        os._exit(0)  # threads of litdata's may wait for more to do
+        os._exit(0)  # litdata's threads may be waiting for work
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A server in the first host's namespace, and room for ranks in the second's."""
+    """A server in the first host's namespace; ranks run in the second's."""
 
     star: Star
     server: subprocess.Popen[str]
     plan: dict[str, Any]
 
     def measured(self, kind: str) -> dict[str, Any]:
-        """All ranks of one loader: `reads` and `bytes` as the storage counts them."""
+        """Run all ranks with one loader: `reads` and `bytes` as counted by the storage."""
         ranks = places(self.star.hosts[1:], self.plan["ranks"])
         with (
             TemporaryFolder("loading-cache") as cache,
@@ -215,12 +215,12 @@ class Stage:
 
 
 def spread(steps: list[list[int]], samples: int) -> float:
-    """From how many parts of the data set a global batch comes, over what it is where every sample is drawn from all:
-    1 for a full shuffle. There are as many parts as samples in a batch."""
+    """Shuffle quality: number of data set parts that a global batch draws from, relative to uniform draws; 1 for a full
+    shuffle. The data set has as many parts as a batch has samples."""
     shares = []
     for step in steps:
         parts = len({sample * len(step) // samples for sample in step})
-        # Draws without putting back: a part is missed if all come from the others.
+        # Drawing without replacement: a part is missed if all samples come from the others.
         inside = samples / len(step)
         missed = np.prod([max(samples - inside - drawn, 0) / (samples - drawn) for drawn in range(len(step))])
         shares.append(parts / (len(step) * (1 - missed)))
@@ -228,8 +228,8 @@ def spread(steps: list[list[int]], samples: int) -> float:
 
 
 def predicted(plan: dict[str, Any], rate_bps: float, latency_s: float, read_cpu_s: float) -> dict[str, Any]:
-    """`emulate --loader solar`'s model of the planned ranks. `read_cpu_s`: what the plain loader's reads took of a
-    processor, of which there are fewer than ranks."""
+    """`emulate --loader solar`'s model of the planned loader. `read_cpu_s`: CPU seconds per read of the plain loader,
+    scaled as there are fewer cores than ranks."""
     dataset = Dataset(
         samples=plan["samples"],
         sample_bytes=plan["sample_bytes"],
@@ -286,9 +286,9 @@ def stage(plan: dict[str, Any], rate_bps: float, latency_s: float, times: float)
 
 
 def compare(plan: dict[str, Any], rate_bps: float, latency_s: float, times: float) -> list[dict[str, Any]]:
-    """The plain loader, the planned one, and what the emulator says of that; with `against` in the plan, another's
-    loader, too, and both with blocks that stay together. `times`: the data set's size over that of all ranks' buffers.
-    Needs root."""
+    """Results of the plain loader, the planned one, and the emulator's prediction of the latter; with `against` in the
+    plan, also those of a third-party loader, and of both with blocks that stay together. `times`: the data set's size
+    over that of all ranks' buffers. Needs root."""
     with stage(plan, rate_bps, latency_s, times) as place:
         found = [place.measured("plain"), _median([place.measured("planned") for _ in range(REPEATS)])]
         found.append(predicted(plan, rate_bps, latency_s, found[0]["cpu_s"] / found[0]["reads"]))
@@ -305,7 +305,7 @@ def _median(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """What the planned loader reads, and how long it takes."""
+    """Reads, bytes and seconds of the planned loader."""
     progress("a planned loader behind 200 Mbit/s")
     plan = {"ranks": 4, "samples": 2000, "sample_bytes": 4096, "batch": 16, "epochs": 5}
     _, planned, emulated = compare(plan, 200e6, 10e-3, 5.0)

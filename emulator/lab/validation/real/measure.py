@@ -1,19 +1,19 @@
-"""`switchml validate real`: real training on this machine over links of limited rate, beside what the network model
-says that it should take.
+"""`switchml validate real`: real training on this machine over links of limited rate, compared with the network model's
+prediction.
 
 Real: DDP on the digits in network namespaces around a switch (emulator/networks/testbed/star.py), with Gloo and with
-the aggregator in the switch's place. Predicted: emulator/networks/netsim plays the same all-reduces packet by packet
-over links with the same token buckets, with a step's computation as a pause between them.
+the aggregator in the switch's place. Predicted: emulator/networks/netsim simulates the same all-reduces packet by
+packet over links with the same token buckets, with a step's computation as a pause between them.
 
-One run, two ranks at the middle rate, sets the constants: the CPU time of a step's computation `compute_s`; how many
-packets an agent sends for each chunk of gradients (`packets_per_chunk`: gradients that grow or shrink by a binade make
-rounds repeat with another exponent, which the model, whose tensors stay the same, does not know); and for each
-backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores compute in
-turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's
-rows count in no average.
+One run, two ranks at the middle rate, sets the constants: the CPU time of a step's computation `compute_s`; the number
+of packets that an agent sends for each chunk of gradients (`packets_per_chunk`: gradients that grow or shrink by a
+binade cause rounds to be repeated with another exponent, which the model, whose tensors don't change, omits); and each
+backend's overhead per step (`overhead_s`: copies, system calls, wake-ups). Ranks that share cores compute in turns:
+with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's rows are
+excluded from averages.
 
 Besides one rank in each host, the aggregator is measured with several, with both hierarchies: with "none" they share
-their host's link, its queue and its token bucket, measured and played; with "node" one of them sends for all.
+their host's link, its queue and its token bucket, both measured and simulated; with "node" one of them sends for all.
 """
 
 import itertools
@@ -41,12 +41,12 @@ BACKENDS = ("gloo", "switchml")
 HIERARCHIES = ("none", "node")
 CALIBRATION_WORKERS = 2
 _PLAYED_STEPS = 15
-"""Steps that the model plays, as many of them not counted as of the real ones: the first finds full token buckets and
-timers that know nothing."""
+"""Steps that the model simulates, with as many warm-up steps as the real runs: the first starts with full token buckets
+and untrained timers."""
 
 
 class Layout(NamedTuple):
-    """A job of `workers` ranks, so many in each host. `hierarchy`: "node" if the ranks of a host sum first."""
+    """A job of `workers` ranks, `ranks_per_host` in each host. `hierarchy`: "node" if the ranks of a host sum first."""
 
     backend: str
     workers: int
@@ -68,8 +68,8 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class RealPlan:
-    """What is measured. `batch_size` for each rank. `ranks_per_host`: measure so many ranks in each host, too; 1: do
-    not."""
+    """Measurement plan. `batch_size`: per rank. `ranks_per_host`: also measure that many ranks in
+    each host; 1: don't."""
 
     workers: tuple[int, ...] = (2, 4, 8)
     rates_bps: tuple[float, ...] = (10e6, 20e6, 40e6)
@@ -90,7 +90,7 @@ class RealPlan:
         return sorted(self.rates_bps)[len(self.rates_bps) // 2]
 
     def layouts(self) -> Iterator[Layout]:
-        """Everything that is measured, those of equal hosts together."""
+        """All layouts, grouped by number of hosts."""
         for workers in sorted({CALIBRATION_WORKERS, *self.workers}):
             yield from (Layout(backend, workers) for backend in BACKENDS)
         for workers in sorted(self.workers):
@@ -100,8 +100,8 @@ class RealPlan:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds of one step: a rank's CPU time without all-reduces, and what each backend adds to the model.
-    `packets_per_chunk`: that an agent sent, by backend; 1 with Gloo."""
+    """Seconds of one step: a rank's CPU time without all-reduces, and each backend's overhead over the model.
+    `packets_per_chunk`: packets that an agent sent for each chunk, by backend; 1 with Gloo."""
 
     compute_s: float
     overhead_s: dict[str, float]
@@ -109,13 +109,13 @@ class Calibration:
     cores: int
 
     def turns(self, workers: int) -> float:
-        """How much longer ranks compute that share cores."""
+        """Factor on compute time of ranks that share cores."""
         return max(1.0, workers / self.cores)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run. Seconds of the median step."""
+    """One run; seconds of the median step."""
 
     layout: Layout
     rate_bps: float
@@ -123,7 +123,7 @@ class Row:
     predicted_s: float
     is_calibration: bool
     packets_per_chunk: float = 1.0
-    """That an agent sent in this run: for comparison, predictions take the calibration run's."""
+    """Packets per chunk that an agent sent in this run, for comparison; predictions use the calibration run's."""
 
     @property
     def error(self) -> float:
@@ -152,18 +152,18 @@ class RealValidation:
 
     @property
     def within_5_percent(self) -> float:
-        """Share of the counted rows."""
+        """Share of the counted rows with at most 5 % error."""
         return within_5_percent(self.counted)
 
 
 Run = tuple[Layout, float]
-"""A layout, and the links' rate in bits a second."""
+"""A layout, and the links' rate in bits/s."""
 
 
 @dataclass
 class _Measured:
-    """What was measured so far: by run, seconds of the median step, and packets that each sender sent in a step; CPU
-    seconds of a step without all-reduces, of the calibration's workers."""
+    """Measurements so far: by run, seconds of the median step, and packets that each sender sent in a step; CPU seconds
+    of a step without all-reduces, for the calibration run's ranks."""
 
     step_s: dict[Run, float] = field(default_factory=dict)
     sent: dict[Run, float] = field(default_factory=dict)
@@ -172,8 +172,8 @@ class _Measured:
 
 
 def validate(plan: RealPlan, progress: Callable[[str], None] = lambda line: None) -> RealValidation:
-    """Measure, then predict. `progress` gets a line now and then. Raises ConfigError without root, iproute2 or torch,
-    PeerLost or JobError if a process dies."""
+    """Measure, then predict. `progress` is called with status lines. Raises ConfigError without root, iproute2 or
+    torch, PeerLost or JobError if a process dies."""
     measured = _Measured()
     with TemporaryFolder("validate") as folder:
         digits = Path(folder) / "digits.npz"
@@ -188,7 +188,7 @@ def validate(plan: RealPlan, progress: Callable[[str], None] = lambda line: None
 def _measure(
     plan: RealPlan, layouts: Sequence[Layout], model: DigitsModel, measured: _Measured, progress: Callable[[str], None]
 ) -> None:
-    """Add to `measured` the runs of layouts that have the same hosts and ranks."""
+    """Measure layouts with the same hosts and ranks, and add the runs to `measured`."""
     workers, hosts, ranks_per_host = layouts[0].workers, layouts[0].hosts, layouts[0].ranks_per_host
     rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # raises for sizes that cannot work
@@ -241,7 +241,7 @@ def _predict(plan: RealPlan, measured: _Measured) -> RealValidation:
 def play(
     backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: float, workers_per_host: int = 1
 ) -> float:
-    """Seconds of one step by the network model: a pause, then an all-reduce over links like those of star.py."""
+    """Seconds of one step in the network model: a pause, then an all-reduce over links like those of star.py."""
     network = NetworkConfig(
         jobs=(
             JobConfig(
@@ -260,7 +260,7 @@ def play(
 
 
 def links(rate_bps: float) -> LinkConfig:
-    """Those of star.py, as the network model has them."""
+    """The links of star.py as a configuration of the network model."""
     options = LinkOptions(rate_bps=rate_bps)
     return LinkConfig(
         rate_bps=rate_bps,

@@ -1,5 +1,5 @@
-"""Small networks for `switchml train`'s digits. `emulate --model emulator.lab.validation.real.networks:Cnn` counts one,
-too."""
+"""Small networks for the digits of `switchml train`, also usable by `emulate --model
+emulator.lab.validation.real.networks:Cnn`."""
 
 import torch
 from torch import nn

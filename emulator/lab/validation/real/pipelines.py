@@ -1,8 +1,8 @@
-"""Schedules of a pipeline over slow links, beside `emulate --schedule axonn`.
+"""Pipeline schedules over slow links, compared with `emulate --schedule axonn`.
 
-Each rank is a host of its own, in a network namespace; the aggregator is in the switch's place. A stage is two linear
-layers, and a pause for each pass in the place of what an accelerator computes meanwhile, so that all ranks fit on few
-cores; everything else is what training does. The emulator gets the times of each stage's passes, measured alone.
+Each rank is its own host, in a network namespace; the aggregator is in the switch's place. A stage is two linear
+layers, and each pass includes a sleep that stands in for accelerator compute, so that all ranks fit on few cores;
+everything else is as in training. The emulator is given the times of each stage's passes, measured alone.
 """
 
 import itertools
@@ -29,7 +29,7 @@ WARM_UP = 2
 
 
 def rank_main(plan: dict[str, Any]) -> dict[str, Any]:
-    """One rank: its steps' seconds by schedule, and those of its stage's passes alone."""
+    """One rank: seconds of its steps by schedule, and of its stage's passes alone."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -85,7 +85,7 @@ def rank_main(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float, folder: Path) -> float:
-    """Seconds of a step by `switchml emulate --schedule axonn`."""
+    """Seconds of a step according to `switchml emulate --schedule axonn`."""
     rows = ["layer_index,numel,forward_pass_ns,backward_pass_ns,stage,output_elements"]
     for stage in range(plan["stages"]):
         times = [one["alone_s"] for one in found if one["stage"] == stage]
@@ -112,8 +112,7 @@ def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float
 
 
 def compare(plan: dict[str, Any], rate_bps: float) -> tuple[dict[str, list[float]], float]:
-    """Seconds of each step by schedule, the slowest rank's, and those that the emulator predicts of AxoNN's. Needs
-    root."""
+    """Seconds of each step of the slowest rank, by schedule, and the emulator's prediction for AxoNN. Needs root."""
     with TemporaryFolder("pipelines") as folder:
         with star_with_aggregator(plan["ranks"], LinkOptions(rate_bps=rate_bps)) as (star, aggregator):
             plan["rendezvous"] = f"file://{folder}/rendezvous"
@@ -127,7 +126,7 @@ def compare(plan: dict[str, Any], rate_bps: float) -> tuple[dict[str, list[float
 
 
 def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Steps of two stages on four ranks, one stage slower than the other."""
+    """Steps of two stages on four ranks, with one stage slower than the other."""
     progress("a message-driven pipeline over 100 Mbit/s")
     plan = {
         "ranks": 4, "stages": 2, "micro_batches": 16, "samples": 160, "width": 256, "forward_s": 10e-3,

@@ -1,4 +1,4 @@
-"""The result of `switchml validate real`: a table for people, one JSON object for programs, a picture."""
+"""The result of `switchml validate real` as a table, a JSON object and a plot."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from switchml.tables import Table, number, show, text
 
 
 def as_json(validation: RealValidation | None, others: Sequence[ScatterRow] = ()) -> dict[str, Any]:
-    """Times in seconds, errors as shares. `others`: of collectives, loading, memory and pipelines."""
+    """JSON object: times in seconds, errors as shares. `others`: rows of collectives, loading, memory and pipelines."""
     found = {"others": summary(others)} if others else {}
     return found if validation is None else _links(validation) | found
 
@@ -35,7 +35,7 @@ def _links(validation: RealValidation) -> dict[str, Any]:
 
 
 def print_table(validation: RealValidation | None, others: Sequence[ScatterRow] = ()) -> None:
-    """Rows, then what they come to, on stdout."""
+    """Print the rows and their summary on stdout."""
     if validation is not None:
         _print_links(validation)
     if others:
@@ -82,7 +82,7 @@ def _print_links(validation: RealValidation) -> None:
 
 
 def plot(validation: RealValidation | None, path: Path, others: Sequence[ScatterRow] = ()) -> None:
-    """Predicted against measured: times. Raises ConfigError if the picture cannot be written."""
+    """Plot predicted against measured times. Raises ConfigError if the plot cannot be written."""
     groups: dict[str, list[ScatterRow]] = {}
     timed = [ScatterRow(row.name, row.measured * 1e3, row.predicted * 1e3, "ms") for row in others if row.unit == "s"]
     if timed:

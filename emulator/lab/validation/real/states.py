@@ -1,8 +1,8 @@
-"""Optimizer states on the host and of pruned weights, on this machine, beside AxoNN's and SAMO's formulas.
+"""Offloaded optimizer states and states of pruned weights, on this machine, compared with AxoNN's and SAMO's formulas.
 
-A network of linear layers in bfloat16. Memory is counted from storage to storage in a step; the host is a file. A
-step's time is predicted from what is measured in turns with it, on as many states: updates and copies of half a bucket
-that nothing overlaps, and updates beside a thread that copies, as cores share their memory.
+A network of linear layers in bfloat16. Memory is counted by allocated storage during a step; the host memory is a file.
+A step's time is predicted from measurements that alternate with it, on as many states: updates and copies of half a
+bucket without overlap, and updates concurrent with a copying thread, as cores share memory bandwidth.
 """
 
 import threading
@@ -25,7 +25,7 @@ ROUNDS, STEPS = 5, 4
 
 
 def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
-    """Memory of both, and the time of a step with states on the host."""
+    """Rows of memory of both, and of the time of a step with offloaded states."""
     torch.set_num_threads(1)
     progress("optimizer states on the host")
     model = network(LAYERS)
@@ -45,23 +45,23 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
 
 
 def network(layers: int) -> nn.Sequential:
-    """Of square layers, without biases."""
+    """A network of square linear layers without biases."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))).bfloat16()
 
 
 def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, states: Sequence[torch.Tensor] = ()) -> int:
-    """Of weights, gradients and `states` on the device, at the highest point of two steps."""
+    """Peak bytes of weights, gradients and `states` on the device over two steps."""
     with Tracker() as tracker:
         for tensor in (*model.parameters(), *states):
-            tensor.detach()  # what an operator returns is counted
+            tensor.detach()  # the tracker counts tensors that operators return
         for _ in range(2):
             _step_s(model, optimizer)
     return int(tracker.peak)
 
 
 def _step_s(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Of the optimizer alone."""
+    """Seconds of the optimizer's step alone."""
     optimizer.zero_grad()
     model(torch.ones(1, WIDTH, dtype=torch.bfloat16)).sum().backward()
     started = time.perf_counter()
@@ -70,7 +70,7 @@ def _step_s(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 class _Halves:
-    """As many states, but each half of a bucket in an optimizer of its own, so that nothing overlaps."""
+    """The same number of states, with each half bucket in its own optimizer, so that nothing overlaps."""
 
     def __init__(self) -> None:
         layers = BUCKET // 2 // (WIDTH * WIDTH)
@@ -78,7 +78,7 @@ class _Halves:
         self._optimizers = [OffloadedAdam(each.parameters(), bucket=BUCKET) for each in self._networks]
 
     def step(self) -> tuple[float, float]:
-        """Seconds of an update and of a copy, each way on average, of half a bucket."""
+        """Mean seconds of an update and of a one-way copy of half a bucket."""
         before = [each.stats() for each in self._optimizers]
         for model, optimizer in zip(self._networks, self._optimizers, strict=True):
             _step_s(model, optimizer)
@@ -108,12 +108,12 @@ class _Halves:
 
 
 def _timed(model: nn.Module, offloaded: OffloadedAdam) -> tuple[float, float]:
-    """Seconds of an update of all states, measured and by AxoNN's pipeline of copies and updates."""
+    """Seconds of an update of all states: measured, and predicted by AxoNN's pipeline of copies and updates."""
     halves = _Halves()
     measured: list[float] = []
     alone: list[tuple[float, float]] = []
     contended_s: list[float] = []
-    for _ in range(ROUNDS):  # the first step of several finds caches full of something else
+    for _ in range(ROUNDS):  # the first step after a switch of optimizer has cold caches
         measured += [_step_s(model, offloaded) for _ in range(STEPS)][1:]
         alone += [halves.step() for _ in range(STEPS)][1:]
         contended_s += [halves.contended_step() for _ in range(STEPS)][1:]

@@ -1,1 +1,2 @@
-"""`switchml validate replay`: traced runs replayed and changed, beside runs changed for real."""
+"""`switchml validate replay`: replays and what-if changes of traced runs, compared with real runs with the same
+changes."""

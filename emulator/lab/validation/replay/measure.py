@@ -1,16 +1,16 @@
-"""`switchml validate replay`: real training on this machine is traced, replayed, and changed on paper; then it is
-changed for real in the same way.
+"""`switchml validate replay`: real training on this machine is traced, replayed, and changed in the model; then the
+same changes are made to the real run.
 
-DDP trains in network namespaces around a switch (emulator/networks/testbed/star.py), with links slow enough that the
-network decides, and with pauses in place of an accelerator's time, so that ranks do not compete for the cores of this
-machine. One run with Gloo is captured as `switchml trace capture` does it. From its traces alone, and the rate of its
-links, come the predictions: of itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a
-slow rank. Nothing is fitted to the runs that they are compared with. Each run is measured without being captured, the
-captured one before and after it; a prediction is that time, and what the replay says the change adds to an iteration,
-so that what the profiler costs is in neither.
+DDP trains in network namespaces around a switch (emulator/networks/testbed/star.py), with links slow enough to be the
+bottleneck, and with sleeps in place of accelerator time, so that ranks do not compete for the cores of this machine.
+One run with Gloo is captured as by `switchml trace capture`. The predictions use its traces and the link rate only: of
+the run itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a slow rank. Nothing is
+fitted to the runs that they are compared with. Each run is measured without capture, the captured one before and after
+it; a prediction is that time plus the change in iteration time according to the replay, so that the profiler's overhead
+is in neither.
 
-All ranks being on one machine, their clocks agree: so the captures also show how well clocks that do not would be
-aligned.
+As all ranks run on one machine, their clocks agree, so the captures also show how accurately unsynchronized clocks
+would be aligned.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ from switchml.errors import ConfigError
 from switchml.runtime.folders import TemporaryFolder
 
 BURST_S = 0.002
-"""What a link lets through at once after a pause is no longer on the line than that: what follows a pause, as an
-all-reduce does, would gain by more."""
+"""Burst of the links' rate limiters, in seconds at the link rate. Traffic after a pause, such as an all-reduce, passes
+unlimited up to this amount, so it is kept small."""
 TRACED = {"gloo": "gloo", "the aggregator": "switchml"}
-"""Runs that are captured, and their backends."""
+"""Captured runs, and their backends."""
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What is measured. `batch`: of each rank; `device_s`: of a layer, see `LayerStack`; `slowness`: of the last rank
-    in the run with a slow one."""
+    """Measurement plan. `batch`: per rank; `device_s`: per layer, see `LayerStack`; `slowness`: of the last rank in the
+    run with a slow one."""
 
     workers: tuple[int, ...] = (2, 4)
     rate_bps: float = 200e6
@@ -78,7 +78,8 @@ class ReplayValidation:
     what_ifs: list[Row]
     clocks: list[Recovered]
     peers: list[Row] = dataclasses.field(default_factory=list)
-    """Runs with one real rank among emulated ones, beside all-real ones (emulator/lab/validation/peers/measure.py)."""
+    """Runs with one real rank among emulated ones, compared with all-real ones
+    (emulator/lab/validation/peers/measure.py)."""
 
     @property
     def groups(self) -> dict[str, list[Row]]:
@@ -87,7 +88,7 @@ class ReplayValidation:
         return {kind: rows for kind, rows in groups.items() if rows}
 
     def as_json(self) -> dict[str, Any]:
-        """For --json: all rows, the averages of the what-ifs, and those of the others under their own names."""
+        """JSON object: all rows, the averages of the what-ifs, and those of the others under their own names."""
         summaries = {kind: summary(rows) for kind, rows in self.groups.items()}
         rows = [row | {"kind": kind} for kind, one in summaries.items() for row in one.pop("rows")]
         clocks = [dataclasses.asdict(row) for row in self.clocks]
@@ -98,7 +99,7 @@ class ReplayValidation:
 def validate(
     plan: ReplayPlan, progress: Callable[[str], None] = lambda line: None, keep: Path | None = None
 ) -> ReplayValidation:
-    """Measure and predict. `progress` gets a line now and then; traces stay in `keep`, if given. Raises
+    """Measure and predict. `progress` is called with status lines; traces are saved in `keep`, if given. Raises
     ConfigError without root, iproute2 or torch, PeerLost or JobError if a process dies."""
     own: list[Row] = []
     others: list[Row] = []
@@ -118,7 +119,7 @@ def validate(
 
 
 class _Runs:
-    """Of one number of workers."""
+    """The runs with one number of workers."""
 
     def __init__(
         self, plan: ReplayPlan, star: Star, team: TrainingTeam, folder: Path, progress: Callable[[str], None]
@@ -129,7 +130,7 @@ class _Runs:
         self.while_traced: dict[str, float] = {}
 
     def measure(self) -> None:
-        """All runs."""
+        """Measure all runs."""
         plan, model = self.plan, self.plan.model
         slow = [model] * (self.workers - 1) + [dataclasses.replace(model, slowness=plan.slowness)]
         self._run("gloo", model, trace=True)
@@ -155,7 +156,7 @@ class _Runs:
         self.progress(f"{self.workers} ranks: {name}: {self.measured[name] * 1e3:.1f} ms a step")
 
     def self_replays(self) -> list[Row]:
-        """Each traced run, replayed, beside what the same steps took by the ranks' own clocks."""
+        """Rows of each traced run: the replay, and the same steps by the ranks' own clocks."""
         rows = []
         for name, backend in TRACED.items():
             replayed = predicted(join_each(read(self.folder / backend)))
@@ -163,7 +164,7 @@ class _Runs:
         return rows
 
     def clocks(self) -> list[Recovered]:
-        """Each traced run's clocks, shifted and recovered."""
+        """Accuracy of clock alignment, with each traced run's clocks shifted."""
         return [
             row
             for name, backend in TRACED.items()
@@ -171,7 +172,7 @@ class _Runs:
         ]
 
     def what_ifs(self) -> list[Row]:
-        """The traced run with Gloo, changed and replayed, beside the runs that were changed so."""
+        """Rows of each what-if change to the traced Gloo run, compared with the real run with that change."""
         plan = self.plan
         traces = read(self.folder / "gloo")
         iterations = join_each(traces)

@@ -1,4 +1,4 @@
-"""The table of `switchml validate replay`, for people."""
+"""The table of `switchml validate replay`."""
 
 from emulator.lab.validation import clocks
 from emulator.lab.validation.replay.measure import ReplayValidation
@@ -13,7 +13,7 @@ TITLES = {
 
 
 def print_table(validation: ReplayValidation) -> None:
-    """Rows and averages of each kind, and the recovered clocks, on stdout."""
+    """Print rows and averages of each kind, and the recovered clocks, on stdout."""
     table = Table([text("run"), number("measured", "ms"), number("predicted", "ms"), number("error", "%")])
     notes = []
     for kind, rows in validation.groups.items():

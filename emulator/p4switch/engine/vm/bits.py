@@ -1,4 +1,4 @@
-"""Bit fields in memory, most significant bit first, and small copies: what all parts of the VM share."""
+"""Bit fields in memory, most significant bit first, and small copies: shared by all parts of the VM."""
 
 from emulator.p4switch.engine.raw import be64, copy_block, ld8, ld64, shr, st8, st64, ste64
 from switchml.runtime.jit import kernel
@@ -12,7 +12,7 @@ def low_mask(width: int) -> int:
 
 @kernel
 def load_bits(address: int, bit: int, width: int) -> int:
-    """`width` (1..64) bits that begin `bit` (0..7) bits after an address. Up to 9 bytes are read."""
+    """Load `width` (1..64) bits that begin `bit` (0..7) bits after an address. Up to 9 bytes are read."""
     word = be64(address)
     if bit + width > 64:
         word = (word << bit) | (ld8(address + 8) >> (8 - bit))
@@ -22,7 +22,7 @@ def load_bits(address: int, bit: int, width: int) -> int:
 
 @kernel
 def store_bits(address: int, bit: int, width: int, value: int) -> None:
-    """Write `width` (1..64) bits; up to 9 bytes are read and written."""
+    """Store `width` (1..64) bits; up to 9 bytes are read and written."""
     over = bit + width - 64
     if over > 0:
         rest = ld8(address + 8) & low_mask(8 - over)
@@ -36,7 +36,7 @@ def store_bits(address: int, bit: int, width: int, value: int) -> None:
 
 @kernel
 def load_wide(to: int, address: int, bit: int, width: int, n: int) -> None:
-    """A field of any width into n limbs."""
+    """Load a field of any width into n limbs."""
     start = bit + width
     if bit == 0 and width == 64 * n:
         for i in range(n):
@@ -56,7 +56,7 @@ def load_wide(to: int, address: int, bit: int, width: int, n: int) -> None:
 
 @kernel
 def store_wide(address: int, bit: int, width: int, source: int) -> None:
-    """The low `width` bits of limbs into a field."""
+    """Store the low `width` bits of limbs into a field."""
     start, i = bit + width, 0
     if bit == 0 and width & 63 == 0:
         n = width >> 6
@@ -76,7 +76,7 @@ def store_wide(address: int, bit: int, width: int, source: int) -> None:
 
 @kernel
 def copy(to: int, source: int, n: int) -> None:
-    """Copy n bytes that don't overlap: short ones without a call."""
+    """Copy n non-overlapping bytes; short copies need no call."""
     if n > 128:
         copy_block(to, source, n)
     elif n >= 8:

@@ -1,4 +1,4 @@
-"""The VM's hash buffer and its hash functions; hashes.py has the same in plain Python, with the sources."""
+"""The VM's hash buffer and hash functions; hashes.py has the same in plain Python, with the sources."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def _buffer(frame: int) -> int:
 
 @kernel
 def _append(frame: int, source: int, bit: int, width: int) -> None:
-    """Append bits that lie anywhere."""
+    """Append bits at any bit offset."""
     buffer, at = _buffer(frame), ld64(frame + CELL.bits)
     if at + width > _ROOM:
         return
@@ -46,7 +46,7 @@ def _append_value(frame: int, value: int, width: int) -> None:
 
 @kernel
 def _pad(frame: int) -> int:
-    """Fill the last byte with zeros; returns the number of bytes."""
+    """Pad the last byte with zeros; returns the number of bytes."""
     at = ld64(frame + CELL.bits)
     if at & 7:
         last = _buffer(frame) + (at >> 3)
@@ -187,7 +187,7 @@ def _hash(kind: int, parameters: int, data: int, n: int) -> int:
 
 @kernel
 def run_hash(frame: int, at: int, op: int) -> int:
-    """One instruction of the hash group."""
+    """Execute one instruction of the hash group."""
     if op == o.HPUT:
         if ld8(frame + arg(at, 1)) & 1:
             _append(frame, frame + arg(at, 2), arg(at, 3), arg(at, 4))
@@ -206,7 +206,7 @@ def run_hash(frame: int, at: int, op: int) -> int:
     elif op == o.HPUTH:
         row = row_of(frame, val(frame, at, 1))
         if is_valid(frame, row):
-            # By way of the buffer's end: the header may have a varbit field, and the buffer may be at any bit.
+            # Through the buffer's end: the header may have a varbit field, and the buffer may end at any bit.
             spare = _buffer(frame) + HASH_BUFFER_BYTES
             _append(frame, spare, 0, 8 * wire_bytes(frame, row, spare))
     else:  # HPAY

@@ -1,5 +1,5 @@
-"""The VM's instructions on headers as a whole, and on headers chosen at run time: by their id, the number
-of their row in the header table (layout.DESCRIPTOR); -1 stands for a place beyond a stack."""
+"""The VM's instructions on whole headers, and on headers chosen at run time by their id, the number of their row in the
+header table (layout.DESCRIPTOR); -1 stands for a stack element out of bounds."""
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine import raw
@@ -11,7 +11,7 @@ from switchml.runtime.jit import kernel
 
 @kernel
 def row_of(frame: int, header: int) -> int:
-    """The address of a header's row."""
+    """Address of a header's row."""
     return ld64(ld64(frame + CELL.context) + CTX.headers) + header * DESCRIPTOR_BYTES
 
 
@@ -99,7 +99,7 @@ def _swap(frame: int, left: int, right: int) -> None:
 
 @kernel
 def _shift(frame: int, ids: int, n: int, by: int) -> None:
-    """Push or pop: elements move by exchanging places; vacated places become invalid."""
+    """Push or pop: elements are swapped to their new positions; vacated positions become invalid."""
     for step in range(n):
         place = step if by < 0 else n - 1 - step
         source = place - by
@@ -167,7 +167,7 @@ def _extract(frame: int, at: int, pc: int) -> int:
 
 @kernel
 def wire_bytes(frame: int, row: int, to: int) -> int:
-    """Write a header as it is on the wire; returns how many bytes."""
+    """Write a header in wire format; returns the number of bytes."""
     fixed, data = ld64(row + ROW.n_bytes), frame + ld64(row + ROW.data)
     if ld64(row + ROW.varbit) == 0:
         copy(to, data, fixed)
@@ -182,7 +182,7 @@ def wire_bytes(frame: int, row: int, to: int) -> int:
 
 @kernel
 def _load(frame: int, at: int) -> int:
-    """HFIELD."""
+    """HFIELD: load a field of a header chosen at run time."""
     header, bit, width, number = val(frame, at, 2), arg(at, 3), arg(at, 4), arg(at, 5)
     if header < 0 or width == 0:
         return 0
@@ -195,7 +195,7 @@ def _load(frame: int, at: int) -> int:
 
 @kernel
 def _store(frame: int, at: int) -> None:
-    """HSET."""
+    """HSET: store a field of a header chosen at run time."""
     header, bit, number = val(frame, at, 1), arg(at, 2), arg(at, 5)
     if header < 0:
         return
@@ -207,7 +207,7 @@ def _store(frame: int, at: int) -> None:
 
 @kernel
 def run_headers(frame: int, at: int, op: int, pc: int) -> int:
-    """One instruction of the headers group; returns the next pc."""
+    """Execute one instruction of the headers group; returns the next pc."""
     if op == o.HIDX:
         index = val(frame, at, 2)
         put(frame, at, ld64(frame + arg(at, 3) + 8 * index) if 0 <= index < arg(at, 4) else -1)

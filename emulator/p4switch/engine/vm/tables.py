@@ -1,31 +1,33 @@
-"""The VM's table lookup, registers, counters, meters and random numbers; `lookup` writes the structures read here."""
+"""The VM's table lookup, registers, counters, meters and random numbers; `lookup` writes the data
+structures read here."""
 
 from emulator.p4switch.engine.layout import CELL, CTX, offsets
 from emulator.p4switch.engine.raw import arg, ld8, ld32, ld64, load_double, ltu, remu, shr, st32, st64, val
 from switchml.runtime.jit import kernel
 
 SLOTS_WORDS = ("slots", "slot_mask", "key_at")
-"""Words of a hash table of records: address and number - 1 of its slots, and where the masked key lies in a record. A
-slot: record (0: free), hash."""
+"""Words of a hash table of records: address and number - 1 of its slots, and the offset of the masked key in a record.
+A slot: record (0: free), hash."""
 SLOTS = offsets("Slots", SLOTS_WORDS)
 TABLE_WORDS = (*SLOTS_WORDS, "groups", "n_groups", "ranges", "n_ranges", "bounds_at", "default")
-"""Words of a table in the directory: its hash table; its groups (address, how many), which are ordered by their first
-ranks; fields matched by range (address of pairs: offset in the key, limbs; how many) and where their bounds lie in an
-entry; address of the default target."""
+"""Words of a table in the directory: its hash table; its groups (address, number), ordered by their lowest ranks;
+range-matched fields (address of pairs: offset in the key, limbs; number) and the offset of their bounds in an entry;
+address of the default target."""
 TABLE = offsets("Table", TABLE_WORDS)
 TABLE_BYTES = 8 * len(TABLE_WORDS)
 GROUP_WORDS = ("mask", "seed", "first")
-"""Words of a group, the entries with one mask: address of the mask's limbs, what their hashes start from, a rank below
-which none of them is."""
+"""Words of a group, the entries with one mask: address of the mask's limbs, the hash seed, and the entries' lowest
+rank."""
 GROUP = offsets("Group", GROUP_WORDS)
 GROUP_BYTES = 8 * len(GROUP_WORDS)
 ENTRY_WORDS = ("target", "next", "rank", "counter", "last_hit", "index")
 """Words of an entry: address of its target, the next entry of the same mask and key (0: none), its rank, addresses of
-its counter and of the time of its last hit, its index."""
+its counter and of its last-hit time, its index."""
 ENTRY = offsets("Entry", ENTRY_WORDS)
 TARGET_WORDS = ("action", "args", "next", "n_choices", "choices", "members")
-"""Words of a target: where its action's code is, address of the arguments, where code continues; of a group how many
-eligible members there are (0: it is no group, or empty), address of their handles, and of the directory of members."""
+"""Words of a target: position of its action's code, address of the arguments, position where code continues; for a
+group, the number of eligible members (0: no group, or empty), address of their handles, and of the directory of
+members."""
 TARGET = offsets("Target", TARGET_WORDS)
 CHUNK_BITS = 12
 """A directory holds the bytes of a record, then the addresses of chunks of 2^12 records."""
@@ -35,7 +37,7 @@ _MIX = -0x61C8864680B583EB
 
 @kernel
 def _hash(key: int, mask: int, n: int, seed: int) -> int:
-    """A hash of a key under a mask. Of one key, different seeds have different ones."""
+    """Hash of a key under a mask; it depends on the seed."""
     mixed = seed
     for i in range(0, 8 * n, 8):
         mixed = (mixed ^ (ld64(key + i) & ld64(mask + i))) * _MIX
@@ -45,7 +47,7 @@ def _hash(key: int, mask: int, n: int, seed: int) -> int:
 
 @kernel
 def same_under_mask(key: int, mask: int, value: int, n: int) -> bool:
-    """Whether key & mask is a value, n limbs each."""
+    """Whether key & mask equals a value, n limbs each."""
     for i in range(0, 8 * n, 8):  # noqa: SIM110 (compiled: no generators)
         if ld64(key + i) & ld64(mask + i) != ld64(value + i):
             return False
@@ -54,7 +56,7 @@ def same_under_mask(key: int, mask: int, value: int, n: int) -> bool:
 
 @kernel
 def _find(table: int, key: int, mask: int, n: int, mixed: int) -> int:
-    """The slot of the record with a key under a mask, or the free one where it belongs. Linear probing."""
+    """The slot of the record with a key under a mask, or the free slot for it. Linear probing."""
     slots, slot_mask, key_at = ld64(table + SLOTS.slots), ld64(table + SLOTS.slot_mask), ld64(table + SLOTS.key_at)
     at = mixed & slot_mask
     while True:
@@ -67,8 +69,8 @@ def _find(table: int, key: int, mask: int, n: int, mixed: int) -> int:
 
 @kernel
 def link(table: int, key: int, mask: int, n: int, seed: int, record: int) -> int:
-    """Make a record the one that is found by a key under a mask, or none if it is 0. Returns how many more slots are
-    in use."""
+    """Set the record for a key under a mask, or remove it if `record` is 0. Returns the change in the number of used
+    slots."""
     mixed = _hash(key, mask, n, seed)
     slot = _find(table, key, mask, n, mixed)
     is_used = 1 if ld64(slot) else 0
@@ -83,7 +85,7 @@ def link(table: int, key: int, mask: int, n: int, seed: int, record: int) -> int
 
 @kernel
 def _free(slots: int, slot_mask: int, slot: int) -> None:
-    """Free a slot, and move those up that were displaced by it."""
+    """Free a slot, and move up the slots displaced by it."""
     hole = (slot - slots) >> 4
     at = hole
     while True:
@@ -124,7 +126,7 @@ def _at_most(a: int, b: int, n: int) -> bool:
 
 @kernel
 def _in_ranges(table: int, entry: int, key: int) -> bool:
-    """Whether a key lies within the bounds of an entry: the lower and the upper one of each range."""
+    """Whether a key is within the bounds of an entry: the lower and the upper one of each range."""
     ranges, low = ld64(table + TABLE.ranges), entry + ld64(table + TABLE.bounds_at)
     for _ in range(ld64(table + TABLE.n_ranges)):
         value, n = key + ld64(ranges), ld64(ranges + 8)
@@ -157,7 +159,7 @@ def _best(table: int, key: int, n: int) -> int:
 
 @kernel
 def look_up(frame: int, number: int, key: int, n: int) -> None:
-    """LOOKUP."""
+    """LOOKUP: find the target of a key; count a hit."""
     table = ld64(ld64(frame + CELL.context) + CTX.tables) + number * TABLE_BYTES
     entry = _best(table, key, n)
     if entry == 0:
@@ -175,7 +177,7 @@ def look_up(frame: int, number: int, key: int, n: int) -> None:
 
 @kernel
 def pick(target: int, number: int) -> int:
-    """PICK: the target of a group's member, which a hash chooses."""
+    """PICK: the target of the group member that a hash selects."""
     handle = ld64(ld64(target + TARGET.choices) + 8 * remu(number, ld64(target + TARGET.n_choices)))
     members = ld64(target + TARGET.members)
     chunk = ld64(members + 8 + 8 * (handle >> CHUNK_BITS))
@@ -184,13 +186,13 @@ def pick(target: int, number: int) -> int:
 
 @kernel
 def value_in_set(key: int, n: int, mask: int, table: int) -> bool:
-    """VSET."""
+    """VSET: whether a key is in a value set."""
     return ld64(_find(table, key, mask, n, _hash(key, mask, n, 0))) != 0
 
 
 @kernel
 def read_register(frame: int, at: int) -> None:
-    """REG: 0 beyond the array."""
+    """REG: read a register; 0 if out of bounds."""
     to, words, index, n = frame + arg(at, 1), frame + arg(at, 2), val(frame, at, 3), arg(at, 4)
     inside = ltu(index, ld64(words + 8)) == 1
     cell = ld64(words) + index * ld64(words + 16)
@@ -200,7 +202,7 @@ def read_register(frame: int, at: int) -> None:
 
 @kernel
 def write_register(frame: int, at: int) -> None:
-    """REGW: nothing beyond the array."""
+    """REGW: write a register; ignored if out of bounds."""
     words, index, n, source = frame + arg(at, 1), val(frame, at, 2), arg(at, 3), frame + arg(at, 4)
     if ltu(index, ld64(words + 8)):
         cell, top = ld64(words) + index * ld64(words + 16), 8 * (n - 1)
@@ -211,7 +213,7 @@ def write_register(frame: int, at: int) -> None:
 
 @kernel
 def count(words: int, index: int, n_bytes: int) -> None:
-    """COUNT."""
+    """COUNT: count a packet and its bytes; ignored if out of bounds."""
     if ltu(index, ld64(words + 8)):
         cell = ld64(words) + 16 * index
         st64(cell, ld64(cell) + 1)
@@ -221,7 +223,7 @@ def count(words: int, index: int, n_bytes: int) -> None:
 @kernel
 def execute_meter(words: int, index: int, n_bytes: int, now: int) -> int:
     """METER (arrays.MeterArray.execute): `words` are the addresses of configured, rate, burst, tokens, last; then the
-    number of rates, whether bytes count, the size."""
+    number of rates, whether bytes are counted, the size."""
     if ltu(index, ld64(words + 56)) == 0 or ld8(ld64(words) + index) == 0:
         return 0
     n_rates = ld64(words + 40)
@@ -241,7 +243,7 @@ def execute_meter(words: int, index: int, n_bytes: int, now: int) -> int:
 
 @kernel
 def _twist(state: int) -> None:
-    """The next 624 words of the Mersenne Twister MT19937 (Matsumoto and Nishimura 1998)."""
+    """Compute the next 624 words of the Mersenne Twister MT19937 (Matsumoto and Nishimura 1998)."""
     for i in range(624):
         mixed = (ld32(state + 4 * i) & 0x80000000) | (ld32(state + 4 * ((i + 1) % 624)) & 0x7FFFFFFF)
         word = ld32(state + 4 * ((i + 397) % 624)) ^ (mixed >> 1)

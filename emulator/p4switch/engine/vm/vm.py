@@ -1,4 +1,4 @@
-"""The VM: one loop over instructions. opcodes describes each, layout the frame."""
+"""The VM: one loop over instructions. The instructions are documented in opcodes, the frame in layout."""
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine import raw
@@ -9,18 +9,18 @@ from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
 from switchml.runtime.jit import kernel
 
 ROW_SHIFT = 5
-"""An instruction has 2^5 bytes."""
+"""log2 of an instruction's bytes."""
 MAX_STATES = 1 << 16
-"""Parse states that a packet may pass (interpreter.parser has the same)."""
+"""Maximum parse states of a packet (interpreter.parser has the same)."""
 MAX_LOOPS = 1 << 20
-"""Jumps backwards that a stage may take."""
+"""Maximum backward jumps of a stage."""
 STUCK = 1
-"""Status of a stage that took more."""
+"""Status of a stage that exceeded MAX_LOOPS."""
 
 
 @kernel
 def _divide_signed(a: int, b: int, want_rest: int) -> int:
-    """Towards 0; by 0 it is 0."""
+    """Quotient truncated towards 0, or remainder; 0 when dividing by 0."""
     if b == 0:
         return 0
     quotient = raw.divu(abs(a), abs(b))
@@ -31,7 +31,7 @@ def _divide_signed(a: int, b: int, want_rest: int) -> int:
 
 @kernel
 def _peek(frame: int, at: int) -> None:
-    """PEEK: byte by byte, because the packet may end."""
+    """PEEK: read byte by byte, as the packet may end before."""
     data, length = ld64(frame + CELL.packet), ld64(frame + CELL.length)
     first = 8 * ld64(frame + CELL.cursor) + arg(at, 2)
     end, n = first + arg(at, 3), arg(at, 4)

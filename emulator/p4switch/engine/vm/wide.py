@@ -1,5 +1,5 @@
-"""The VM's instructions on numbers of many limbs and on lanes. Limb 0 is the least significant; results may take the
-place of operands, except in WMUL."""
+"""The VM's instructions on multi-limb numbers and on lanes. Limb 0 is the least significant; results may overwrite
+operands, except in WMUL."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from switchml.runtime.memory import pointer
 
 @kernel(inline=True)
 def _u64(address: int, n: int) -> Any:
-    """uint64[n]: array indexing, which the compiler can vectorise."""
+    """uint64[n]: an array view, whose indexing the compiler can vectorize."""
     return numba.carray(pointer(np.uintp(address)), (n,), np.uint64)
 
 
@@ -121,7 +121,7 @@ def _compare(a: int, b: int, n: int) -> int:
 
 @kernel(inline=True)
 def _swapped(field: Any) -> Any:
-    """The bytes of a uint32 the other way round, in a form that the compiler can vectorise."""
+    """Byte-swap a uint32, in a form that the compiler can vectorize."""
     ends = ((field & np.uint32(0xFF)) << np.uint32(24)) | (field >> np.uint32(24))
     return ends | ((field & np.uint32(0xFF00)) << np.uint32(8)) | ((field >> np.uint32(8)) & np.uint32(0xFF00))
 
@@ -158,7 +158,7 @@ def _store_lanes(target: int, size: int, a: int, n: int) -> None:
 
 @kernel
 def _lanes(frame: int, at: int, op: int) -> None:
-    """VAND..VMUL."""
+    """VAND to VMUL."""
     n = arg(at, 4)
     d, a, b = _u64(frame + arg(at, 1), n), _u64(frame + arg(at, 2), n), _u64(frame + arg(at, 3), n)
     if op == o.VAND:
@@ -202,7 +202,7 @@ def _registers(frame: int, at: int, op: int) -> None:
 
 @kernel
 def run_wide(frame: int, at: int, op: int) -> int:
-    """One instruction of the wide group."""
+    """Execute one instruction of the wide group."""
     d, a, b = frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3)
     if op == o.WLD:
         load_wide(d, a, arg(at, 3), arg(at, 4), arg(at, 5))

@@ -1,4 +1,4 @@
-"""The parts of the loader share this: the objects read so far, by name, and errors that name the object at fault."""
+"""Shared by the loader's modules: the objects read so far, by name, and errors that name the faulty object."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,16 +13,16 @@ from emulator.ranges import Range, shown
 from switchml.errors import ProgramError
 
 Json = dict[str, Any]
-"""An object of the JSON, whose values have the types that `shapes` has checked."""
+"""A JSON object whose value types have been checked by `shapes`."""
 T = TypeVar("T")
 
 
 class LocatedError(ProgramError):
-    """A ProgramError that names the object at fault."""
+    """A ProgramError that names the faulty object."""
 
 
 def source_of(obj: Json) -> ir.Source:
-    """The `source_info` of a JSON object, if it has one."""
+    """Source location of a JSON object, if it has `source_info`."""
     info = obj.get("source_info") or {}
     return ir.Source(
         info.get("filename") or "", info.get("line") or 0, info.get("column") or 0, info.get("source_fragment") or ""
@@ -31,8 +31,8 @@ def source_of(obj: Json) -> ir.Source:
 
 @contextmanager
 def reading(what: str, obj: Json | None = None) -> Iterator[None]:
-    """Turns errors inside into a ProgramError that begins with `what`, `obj`'s name and its line. The innermost
-    applies."""
+    """Convert errors in this context to a ProgramError that begins with `what`, `obj`'s name and its line. The
+    innermost context takes precedence."""
     try:
         yield
     except LocatedError:
@@ -54,38 +54,38 @@ def _located(what: str, obj: Json | None, problem: str) -> LocatedError:
 
 
 def hex_int(text: str) -> int:
-    """A JSON hexstr, "0x1f" or "-0x1f"."""
+    """Parse a JSON hexstr, "0x1f" or "-0x1f"."""
     return int(text, 16)
 
 
 def algorithm(name: str) -> str:
-    """The name of a calculation's algorithm. BMv2 refuses those that it does not know when it loads a program."""
+    """Check the name of a calculation's algorithm. BMv2 rejects unknown ones when it loads a program."""
     if not hashes.is_known(name):
         raise ProgramError(f"the algorithm {name!r} is not known to simple_switch")
     return name
 
 
 def expect(value: object, type_: type[T], what: str) -> T:
-    """`value`, which must be of this type (a bool is not an int)."""
+    """Return `value` if it has this type (a bool is not an int)."""
     if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
         raise ProgramError(f"{what} is {value!r}, but should be of type {type_.__name__}")
     return value
 
 
 def one_of(value: str, allowed: tuple[str, ...], what: str) -> str:
-    """`value`, which must be one of these."""
+    """Return `value` if it is one of these."""
     if value not in allowed:
         raise ProgramError(f"the {what} {value!r} is not one of {', '.join(allowed)}")
     return value
 
 
 def width_of(value: int, what: str) -> int:
-    """A valid number of bits."""
+    """Return `value` if it is a valid number of bits."""
     return within(value, WIDTH, what)
 
 
 def within(value: int, range: Range, what: str) -> int:
-    """`value`, which must be in `range`."""
+    """Return `value` if it is in `range`."""
     if value not in range:
         raise ProgramError(f"{what} is {shown(value)}, but should be {range}")
     return value
@@ -93,10 +93,10 @@ def within(value: int, range: Range, what: str) -> int:
 
 @dataclass
 class Names:
-    """Name → index of everything that can be referred to, with the objects themselves where the loader needs them; of a
-    union, the indices of its headers.
+    """Name → index of all referable objects, and the objects themselves where the loader needs them; for a union, the
+    indices of its headers.
 
-    `find(sort, name)` looks one up; `add(sort, name, index)` refuses a second of the same name."""
+    `find(sort, name)` looks up a name; `add(sort, name, index)` rejects duplicates."""
 
     indices: dict[str, dict[str, int]] = field(default_factory=dict)
     headers: list[ir.Header] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Names:
 
 
 def field_in(header_type: ir.HeaderType, name: str) -> int:
-    """The index of a field by name."""
+    """Index of a field by name."""
     try:
         return header_type.field_index[name]
     except KeyError:
@@ -137,7 +137,7 @@ def field_in(header_type: ir.HeaderType, name: str) -> int:
 
 
 class HasId(Protocol):
-    """What the control plane can refer to by number."""
+    """An object that the control plane can refer to by number."""
 
     @property
     def id(self) -> int: ...
@@ -147,7 +147,7 @@ HasIdT = TypeVar("HasIdT", bound=HasId)
 
 
 def unique_ids(sort: str, objects: Iterable[HasId]) -> None:
-    """Refuse two objects of one sort with the same id."""
+    """Reject two objects of one sort with the same id."""
     seen: set[int] = set()
     for obj in objects:
         if obj.id in seen:
@@ -156,7 +156,7 @@ def unique_ids(sort: str, objects: Iterable[HasId]) -> None:
 
 
 def named(sort: str, names: Names, objs: list[Json], make: Callable[[Names, Json], HasIdT]) -> tuple[HasIdT, ...]:
-    """One object from each JSON object, registered by name."""
+    """Create an object from each JSON object, and register it by name."""
     objects: list[HasIdT] = []
     for obj in objs:
         with reading(sort, obj):

@@ -1,5 +1,5 @@
-"""The loader's part for expressions and primitive calls: JSON's type-value objects to nodes of `expr`. The kinds of
-all operands are checked, so that neither engine meets a boolean in place of a number."""
+"""Loading of expressions and primitive calls: from JSON's type-value objects to nodes of `expr`. The kinds of all
+operands are checked, so that engines never get a boolean where a number is expected."""
 
 import functools
 from typing import Any
@@ -19,7 +19,7 @@ DEREFERENCE = ("dereference_stack", "dereference_header_stack", "dereference_uni
 
 
 def expression(names: Names, obj: Json) -> e.Expr:
-    """A type-value object as an expression."""
+    """Convert a type-value object to an expression."""
     sort, value = obj["type"], obj["value"]
     if sort == "expression":
         return expression(names, value) if "type" in value else _operation(names, value)
@@ -44,18 +44,18 @@ def expression(names: Names, obj: Json) -> e.Expr:
 
 
 def data(names: Names, obj: Json) -> e.Expr:
-    """An expression that must give a number."""
+    """Convert to an expression that must be a number."""
     return _of_kind(expression(names, obj), e.DATA)
 
 
 def condition(names: Names, obj: Json) -> e.Expr:
-    """An expression that must give a boolean."""
+    """Convert to an expression that must be a boolean."""
     return _of_kind(expression(names, obj), e.BOOL)
 
 
 def stack_place(names: Names, place: str, name: str, member: str | None = None) -> e.StackElement:
-    """The element of a stack that is its `last_stack_index`, or comes next (`size_stack`); of a stack of unions, a
-    member of that."""
+    """The last element of a stack (`last_stack_index`) or the next one (`size_stack`); for a stack of unions, a member
+    of it."""
     stack = e.StackRef(names.find("header stack" if member is None else "header union stack", name))
     members = names.stacks[stack.stack].members
     if member is not None and member not in members:
@@ -64,7 +64,8 @@ def stack_place(names: Names, place: str, name: str, member: str | None = None) 
 
 
 def stack_last(names: Names, *path: str) -> e.AccessField:
-    """A field of a stack's last element: the names of the stack, of a member if it is one of unions, of the field."""
+    """A field of a stack's last element. `path`: names of the stack, of a member for a stack of unions, and of the
+    field."""
     element = stack_place(names, "last_stack_index", *path[:-1])
     return e.AccessField(element, field_in(ir.header_type(names, element), path[-1]))
 
@@ -97,7 +98,7 @@ def _operation(names: Names, value: Json) -> e.Expr:
 
 
 def _on_unions(op: str, args: list[e.Expr]) -> e.Expr:
-    """valid_union, ==, != or ? on unions in terms of their members, of which at most one is valid."""
+    """valid_union, ==, != or ? on unions in terms of their members, at most one of which is valid."""
     others = [arg for arg in args if not isinstance(arg, e.Union)]
     by_member = list(zip(*(arg.members for arg in args if isinstance(arg, e.Union)), strict=True))
     if op == "?":
@@ -118,8 +119,8 @@ def _checked(op: str, args: list[e.Expr]) -> list[e.Expr]:
 
 
 def element(names: Names, stack: e.Expr, index: e.Expr) -> e.Expr:
-    """stack[index]; with a constant index the element itself, if there is one. p4c leaves code without one in branches
-    that are never taken; it fails when it runs, not here."""
+    """stack[index]; with a constant index the element itself, if it exists. p4c generates code with invalid indices in
+    branches that are never taken; it fails at run time, not here."""
     if not isinstance(stack, e.StackRef):
         raise ProgramError(f"a {stack.kind} has no elements")
     described, at = names.stacks[stack.stack], index.value if isinstance(index, e.Const) else -1
@@ -131,9 +132,9 @@ def element(names: Names, stack: e.Expr, index: e.Expr) -> e.Expr:
 
 
 def access(names: Names, header: e.Expr, field: int) -> e.Expr:
-    """Field number `field` of a header; of a known header the field itself."""
+    """Field number `field` of a header; for a static header a FieldRef."""
     kind = ir.header_type(names, header)
-    if field == len(kind.fields):  # BMv2 numbers $valid$ after the fields of the type
+    if field == len(kind.fields):  # BMv2 numbers $valid$ after the type's fields
         field = e.VALID
     elif not 0 <= field < len(kind.fields):
         raise ProgramError(f"header type {kind.name!r} has no field number {field}")
@@ -167,8 +168,8 @@ PRIMITIVES: dict[str, str] = {
     "register_write": "register value value", "truncate": "value",
     "_Meter_execute": "meter value place", "_Counter_count": "counter value",
 }  # fmt: skip
-"""Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a field (or a register cell)
-that can be written."""
+"""Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a writable field (or a register
+cell)."""
 
 
 OPERATOR_OF = {
@@ -183,7 +184,7 @@ SAME_AS = {
     "clone_egress_pkt_to_egress": "clone_ingress_pkt_to_egress",
     "_Counter_count": "count",
 }
-"""Primitives that the engines know by another name."""
+"""Primitives that the engines implement under another name."""
 OBJECTS = {
     "calculation": "calculation",
     "meter_array": "meter array",
@@ -196,7 +197,7 @@ NODES = {"place": (e.FieldRef, e.AccessField, e.RegisterRef), "text": (e.Text,),
 
 
 def primitive(names: Names, obj: Json, n_params: int = 0) -> ir.Primitive:
-    """A primitive call within an action of `n_params` parameters."""
+    """Convert a primitive call within an action of `n_params` parameters."""
     with reading("primitive", obj):
         op: str = obj["op"]
         parameters: list[Json] = obj["parameters"]
@@ -230,7 +231,7 @@ def _argument(names: Names, obj: Json) -> e.Expr:
 
 
 def _check_argument(arg: e.Expr, sort: str) -> None:
-    """Refuse an argument that is not of the sort that a primitive takes."""
+    """Reject an argument that is not of the expected sort."""
     if sort in KINDS:
         is_right = arg.kind in KINDS[sort]
     elif sort in NODES:

@@ -1,4 +1,4 @@
-"""The loader's part for parsers, parse value sets and deparsers."""
+"""Loading of parsers, parse value sets and deparsers."""
 
 from typing import Any
 
@@ -114,7 +114,7 @@ def _key(names: Names, obj: Json) -> ir.SelectKey:
 
 
 def _sized(text: str, n: int, what: str) -> int:
-    """A hexstr that must be exactly `n` bytes long."""
+    """Parse a hexstr that must be exactly `n` bytes long."""
     digits = text.removeprefix("0x")
     if n_bytes(4 * len(digits)) != n:
         raise ProgramError(f"the {what} {text} has {n_bytes(4 * len(digits))} bytes, but the key has {n}")

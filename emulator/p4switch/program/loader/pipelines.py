@@ -1,4 +1,4 @@
-"""The loader's part for pipelines: action profiles, tables with their default and const entries, conditionals."""
+"""Loading of pipelines: action profiles, tables with their default and const entries, conditionals."""
 
 import graphlib
 import types
@@ -22,12 +22,12 @@ from emulator.p4switch.program.loader.expressions import condition
 from switchml.errors import ProgramError
 
 MAX_ENTRIES = (1 << 24) - 1
-"""The largest number of entries; BMv2, too, limits larger tables to this."""
+"""Maximum number of entries per table; BMv2 also limits larger tables to this."""
 MATCH_TYPES = ("exact", "lpm", "ternary", "range")
 
 
 class Pipelines:
-    """Reads the JSON's `pipelines`; the results are lists in the order of the IR's tuples.
+    """Loads the JSON's `pipelines`; the results are lists in the order of the IR's tuples.
 
     `calculations` is the program's list; the selectors of action profiles are appended to it."""
 
@@ -63,7 +63,7 @@ class Pipelines:
             with reading("table", table):
                 self._node(table["name"])
                 self.names.add("table", table["name"], len(self.names.indices.get("table", ())))
-                if "act_prof_name" in table and "action_profile" not in table:  # the form before 2.0
+                if "act_prof_name" in table and "action_profile" not in table:  # the format before 2.0
                     self._profile(table["act_prof_name"], table["id"], 0, table.get("selector"))
         for node in [*(obj.get("conditionals") or ()), *(obj.get("action_calls") or ())]:
             with reading("control-flow node", node):
@@ -116,7 +116,7 @@ class Pipelines:
         self.pipelines.append(ir.Pipeline(obj["name"], obj["id"], self._next(obj["init_table"])))
 
     def _check_acyclic(self) -> None:
-        """Refuse cyclic control flow: packets would never leave."""
+        """Reject cyclic control flow, in which packets would loop forever."""
         try:
             graphlib.TopologicalSorter({i: _next_of(node) for i, node in enumerate(self.nodes)}).prepare()
         except graphlib.CycleError as error:
@@ -162,7 +162,7 @@ class Pipelines:
         )
 
     def _actions_of(self, obj: Json) -> tuple[tuple[int, ...], dict[str, list[int]]]:
-        """Indices of the table's actions, and the same by name (p4c has several NoAction)."""
+        """Indices of the table's actions, and the same by name (p4c generates several NoAction)."""
         if obj.get("action_ids") is not None:
             actions = tuple(self._action(id_) for id_ in obj["action_ids"])
         else:
@@ -246,7 +246,7 @@ class Pipelines:
 
 
 def _next_of(node: ir.Node) -> set[int]:
-    """The nodes that may follow a node."""
+    """Possible successors of a node."""
     if isinstance(node, ir.Table):
         after = {node.next_default, node.next_hit, node.next_miss, *node.next_of_action.values()}
     elif isinstance(node, ir.Conditional):
@@ -257,7 +257,7 @@ def _next_of(node: ir.Node) -> set[int]:
 
 
 def _size(obj: Json) -> int:
-    """`max_size`, or the number of const entries where there are some."""
+    """`max_size`, or the number of const entries if there are any."""
     if obj.get("entries") is not None:
         return len(obj["entries"])
     return min(max(expect(obj["max_size"], int, "max_size"), 0), MAX_ENTRIES)

@@ -1,7 +1,7 @@
-"""The shape of BMv2's JSON (docs/JSON_format.md): which values are numbers, strings, lists and objects. Checked before
-anything is read, so that a malformed value is refused by its path, as in pipelines[0].tables[2].key[0].target.
+"""The schema of BMv2's JSON (docs/JSON_format.md): which values are numbers, strings, lists and objects. It is checked
+before loading, so that a malformed value is reported with its path, such as pipelines[0].tables[2].key[0].target.
 
-What is not listed is not read. What values mean is checked by those who read them."""
+Keys that are not listed are ignored. The meaning of values is checked by the modules that load them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from emulator.ranges import Range
 from switchml.errors import ProgramError
 
 WIDTH = Range(0, MAX_WIDTH)
-"""Bits."""
+"""Width in bits."""
 CELLS = Range(0, 2**26)
-"""Of an array of registers, counters or meters."""
+"""Cells of an array of registers, counters or meters."""
 RATES = Range(1, 16)
-"""Of a meter."""
+"""Number of a meter's rates."""
 ENTRIES = Range(0, 2**32 - 1)
-"""That a table, or an action profile, is said to hold."""
+"""Declared number of entries of a table or an action profile."""
 HEADER_BYTES = Range(0, MAX_WIDTH // 8)
 CODE = Range(0, 2**32 - 1)
-"""Of a parser error."""
+"""Number of a parser error."""
 PRIORITY = Range(0, 2**31 - 1)
-"""Of a const entry."""
+"""Priority of a const entry."""
 
 
 @dataclass(frozen=True)
 class Maybe:
-    """The value may be left out, or null."""
+    """An optional value, which may be missing or null."""
 
     shape: Any
 
 
 @dataclass(frozen=True)
 class Either:
-    """One of several shapes, in words for errors."""
+    """One of several shapes, described by `words` in errors."""
 
     shapes: tuple[Any, ...]
     words: str
@@ -43,14 +43,14 @@ class Either:
 
 @dataclass(frozen=True)
 class Values:
-    """An object with any keys, whose values have this shape."""
+    """An object with arbitrary keys, whose values have this shape."""
 
     shape: Any
 
 
 @dataclass(frozen=True)
 class Null:
-    """null, or this."""
+    """null, or this shape."""
 
     shape: Any
 
@@ -59,7 +59,7 @@ _WORDS = {int: "a whole number", str: "a string", bool: "true or false", list: "
 
 
 def check(value: Any, shape: Any, path: str) -> None:
-    """Refuse a value that has not the shape: a type; the Range of a whole number; {key: shape}; [shape of all
+    """Reject a value that does not have the shape: a type; the Range of an integer; {key: shape}; [shape of all
     elements]; (shapes of the elements); one of the classes above; or a function of (value, path). Raises ProgramError
     with the path."""
     match shape:
@@ -130,7 +130,7 @@ def hexstr(value: Any, path: str) -> None:
 
 
 def field_of_type(value: Any, path: str) -> None:
-    """[name, width, signed, saturating], of which the last two may be left out; p4c writes [] for PSA's errors."""
+    """[name, width, signed, saturating], of which the last two are optional; p4c generates [] for PSA's errors."""
     check(value, list, path)
     if value:
         whole = (str, Either((int, _star), "a whole number or '*'"), Either((bool, int), "true or false"), bool)
@@ -143,7 +143,8 @@ def _star(value: Any, path: str) -> None:
 
 
 def typed(value: Any, path: str) -> None:
-    """A type-value object: an expression, a reference or a constant. Unknown types are refused by who reads them."""
+    """A type-value object: an expression, a reference or a constant. Unknown types are rejected by the modules that
+    load them."""
     check(value, {"type": str}, path)
     if value["type"] in _TYPED:
         check(value, {"value": _TYPED[value["type"]]}, path)
@@ -159,7 +160,7 @@ def _expression(value: Any, path: str) -> None:
 
 
 def _vector(value: Any, path: str) -> None:
-    if value != {}:  # p4c's empty one
+    if value != {}:  # p4c's representation of an empty vector
         check(value, [typed], path)
 
 
@@ -179,7 +180,7 @@ _PLACED = {"source_info": Maybe(_SOURCE)}
 NAMED = _PLACED | {"name": str, "id": int}
 PRIMITIVE = _PLACED | {"op": str, "parameters": [typed]}
 _STEP = Null(str)
-"""The name of what comes next; null: the end."""
+"""Name of the next node or state; null: the end."""
 
 
 def parser_op(value: Any, path: str) -> None:
@@ -189,7 +190,7 @@ def parser_op(value: Any, path: str) -> None:
     for number, parameter in enumerate(parameters):
         shape = by_op.get(value["op"], typed)
         if value["op"] == "verify" and number and type(parameter) is int:
-            shape = int  # an older form
+            shape = int  # an older format
         check(parameter, shape, f"{path}.parameters[{number}]")
 
 
@@ -214,7 +215,7 @@ def key_field(value: Any, path: str) -> None:
 def transition(value: Any, path: str) -> None:
     check(value, {"type": Maybe(str), "mask": Maybe(hexstr), "next_state": _STEP}, path)
     sort = value.get("type", "hexstr")
-    if sort != "default" and value.get("value") != "default":  # the latter: an older form
+    if sort != "default" and value.get("value") != "default":  # the latter: an older format
         by_sort: dict[str, Any] = {"hexstr": {"value": hexstr}, "parse_vset": {"value": str}}
         check(value, by_sort.get(sort, {}), path)
 
@@ -278,11 +279,11 @@ PROGRAM: dict[str, Callable[[Any, str], None] | Any] = {
     "actions": [NAMED | {"runtime_data": [{"name": str, "bitwidth": WIDTH}], "primitives": [PRIMITIVE]}],
     "pipelines": [_PIPELINE],
 }
-"""Sections of a program; each may be left out or null."""
+"""Sections of a program; each may be missing or null."""
 
 
 def check_program(root: dict[str, Any]) -> None:
-    """Refuse a program with a value of the wrong shape. Raises ProgramError with the value's path."""
+    """Reject a program with a value of the wrong shape. Raises ProgramError with the value's path."""
     check(root.get("__meta__", {}), {"version": Maybe((int, int)), "compiler": Maybe(str)}, "__meta__")
     check(root, {"program": Maybe(str)}, "program")
     for section, shape in PROGRAM.items():

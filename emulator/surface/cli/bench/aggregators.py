@@ -1,4 +1,5 @@
-"""`switchml bench aggregators`: the same all-reduce through our P4 switch, BMv2's, the software aggregator and Gloo."""
+"""`switchml bench aggregators`: the same all-reduce through switchml's P4 switch, BMv2's, the software aggregator and
+Gloo."""
 
 import click
 
@@ -19,10 +20,10 @@ from switchml.cli.options import Count, option
 )
 @json_option
 def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators: str | None, as_json: bool) -> None:
-    """Time one all-reduce through every aggregator, in turns, in one run.
+    """Time one all-reduce through every aggregator, alternating, in one run.
 
-    p4 is our P4 switch, bmv2 the real simple_switch, both with the program of p4/; the two with -lanes run its variant
-    with one register for each lane. Every result is checked against the exact sum.
+    p4 is switchml's P4 switch, bmv2 the original simple_switch, both with the program of p4/; the two with -lanes run
+    its variant with one register for each lane. Every result is checked against the exact sum.
     """
     from emulator.lab.bench import aggregators as bench
     from emulator.lab.bench.allreduce import AGGREGATORS
@@ -41,7 +42,7 @@ def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators:
 
 
 def what_can_run() -> list[str]:
-    """All aggregators for which this machine has what they need."""
+    """All aggregators that can run on this machine."""
     from importlib.util import find_spec
 
     from switchml.control.p4 import bmv2

@@ -1,4 +1,4 @@
-"""`switchml bench allreduce`: time collectives of several ranks on this machine, beside Gloo's."""
+"""`switchml bench allreduce`: time collectives of several ranks on this machine, compared with Gloo."""
 
 import json
 import os
@@ -107,12 +107,11 @@ def allreduce(
     as_json: bool,
     **blocks: Any,
 ) -> None:
-    """Time all-reduces, or other collectives, between processes on this machine, and Gloo's in turn with them.
+    """Time all-reduces, or other collectives, between processes on this machine, alternating with Gloo's.
 
-    --size is what all ranks have together of a tensor that is gathered or scattered, as in nccl-tests. Every result is
-    checked against the exact one. A time is that of the slowest rank; small tensors are reduced several
-    times in a row. The bound below the table is what this machine's cores could do at most, from the measured cost of
-    each step.
+    --size is the total over all ranks for a tensor that is gathered or scattered, as in nccl-tests. Every result is
+    checked against the exact one. A time is that of the slowest rank; small tensors are reduced several times in a row.
+    The bound below the table is the upper limit of this machine's cores, from the measured cost of each step.
     """
     from emulator.lab.bench import allreduce as bench
     from emulator.lab.bench import limits, plot, report
@@ -147,7 +146,7 @@ def allreduce(
     if calls.api == "torch" and (density or authenticate or wire == EXACT):
         raise click.UsageError("--api torch goes with neither --density, --authenticate nor --wire exact")
     if authenticate and transport == "auto":
-        transport = "udp"  # auto would be shared memory, where packets have none
+        transport = "udp"  # auto would choose shared memory, whose packets have no tags
     try:
         bench.check_choice(transport, wire)
         for each in sizes or [size or 64 << 20]:

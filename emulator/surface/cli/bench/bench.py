@@ -1,4 +1,4 @@
-"""`switchml bench`: how fast all-reduces are here, beside Gloo's. Each measurement is a subcommand of its own."""
+"""`switchml bench`: the speed of all-reduces on this machine, compared with Gloo. Each measurement is a subcommand."""
 
 import click
 
@@ -7,4 +7,4 @@ from switchml.cli.main import LazyGroup
 
 @click.group(cls=LazyGroup, within="bench")
 def bench() -> None:
-    """Measure all-reduces, beside Gloo's in the same run, and the P4 switch."""
+    """Measure all-reduces, compared with Gloo in the same run, and the P4 switch."""

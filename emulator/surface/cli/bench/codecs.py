@@ -1,4 +1,5 @@
-"""`switchml bench codecs`: every codec's ratio, speed and error on one tensor, beside SZ3, ZFP and torch's own."""
+"""`switchml bench codecs`: every codec's ratio, speed and error on one tensor, compared with SZ3, ZFP
+and torch's own."""
 
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,10 @@ SHARE = click.FloatRange(0, 1, min_open=True)
 def codecs(
     tensor: str, elements: int, specs: tuple[str, ...], plot_file: Path | None, as_json: bool, **options: Any
 ) -> None:
-    """Measure codecs on one core: ratio, speed both ways, error, and the bytes that an all-reduce sends.
+    """Measure codecs on one core: ratio, speed in both directions, error, and the bytes that an all-reduce sends.
 
-    "pays below" is the link rate under which compressing, sending and decompressing beats sending the tensor as it is.
+    "pays below" is the link rate below which compressing, sending and decompressing is faster than sending the tensor
+    uncompressed.
     """
     from emulator.lab.bench.codecs import measure as bench
     from emulator.lab.bench.codecs import report

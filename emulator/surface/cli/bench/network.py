@@ -1,4 +1,4 @@
-"""`switchml bench network`: collectives over slow, lossy, long links between hosts in network namespaces, beside
+"""`switchml bench network`: collectives over slow, lossy, long links between hosts in network namespaces, compared with
 Gloo's ring over the same links.
 """
 
@@ -74,12 +74,12 @@ def network(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """All-reduce, or have another collective, over links of a given rate, delay and loss, beside Gloo over the same
-    links.
+    """Run all-reduces, or other collectives, over links of a given rate, delay and loss, compared with Gloo over the
+    same links.
 
-    Needs root and iproute2: each host is a network namespace with one link to a bridge, and the aggregator sits at the
-    bridge, in the place of a switch. tc limits each link, both ways; a program of ours delays and loses frames. Nothing
-    of it remains afterwards.
+    Needs root and iproute2: each host is a network namespace with one link to a bridge, and the aggregator is at the
+    bridge, in the place of a switch. tc limits each link, both ways; a helper process delays and loses frames.
+    Everything is removed afterwards.
     """
     from emulator.lab.bench.allreduce import backends_of
     from emulator.lab.bench.network import measure as bench

@@ -1,4 +1,4 @@
-"""`switchml bench replay|optimizer|trace`: how fast the emulator's own tools are."""
+"""`switchml bench replay|optimizer|trace`: the speed of the emulator's own tools."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ def replay(ops: int, repeats: int, as_json: bool) -> None:
 )
 @json_option
 def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_json: bool) -> None:
-    """Measure how many settings a search by Optuna tries a minute on one core, beside replays of the whole job."""
+    """Measure how many settings a search by Optuna tries per minute on one core, compared with replays of the whole
+    job."""
     from emulator.lab.bench.optimizer import measure, synthetic_job
 
     if path is None:
@@ -58,7 +59,7 @@ def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_jso
 @click.option("--compare", is_flag=True, help="Also measure json.load.")
 @json_option
 def trace(size: float, compressed: bool, compare: bool, as_json: bool) -> None:
-    """Measure reading a generated trace of PyTorch's profiler: megabytes a second, and the reader's peak memory."""
+    """Measure reading a generated trace of PyTorch's profiler: megabytes per second, and the reader's peak memory."""
     from emulator.lab.bench.trace import measure
 
     require("msgspec")

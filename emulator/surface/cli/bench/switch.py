@@ -1,4 +1,4 @@
-"""`switchml bench switch`: packets a second through the P4 switch's compiled engine, beside the reference
+"""`switchml bench switch`: packets per second through the P4 switch's compiled engine, compared with the reference
 interpreter."""
 
 import json
@@ -69,9 +69,9 @@ def switch(
     changes: bool,
     as_json: bool,
 ) -> None:
-    """Measure the P4 switch: packets a second on one core; or, with --start, seconds from the start of a process to its
-    first packet (by default of the largest program); or, with --changes, microseconds for an insert, change, delete and
-    read by key, and the longest gap in the traffic meanwhile, with 100 to 100,000 entries (by default of L3
+    """Measure the P4 switch: packets per second on one core; or, with --start, seconds from the start of a process to
+    its first packet (by default of the largest program); or, with --changes, microseconds for an insert, change, delete
+    and read by key, and the longest gap in concurrent traffic, with 100 to 100,000 entries (by default of L3
     forwarding)."""
     if start and changes:
         raise click.UsageError("--start and --changes are measured one at a time")
@@ -100,12 +100,12 @@ def switch(
 
 
 def columns(names: Sequence[str], figures: dict[str, Column]) -> list[Column]:
-    """The table of programs of these names."""
+    """Columns of the table for programs of these names."""
     return [text("program", least=max(map(len, names))), *figures.values()]
 
 
 def _print(names: Sequence[str], results: Iterable, figures: dict[str, Column], form: str, as_json: bool) -> None:
-    """A line for each result, as soon as it is measured."""
+    """Print a line for each result as soon as it is measured."""
     from switchml.tables import Stream
     from switchml.terminal import progress
 
@@ -123,7 +123,7 @@ def _print(names: Sequence[str], results: Iterable, figures: dict[str, Column], 
 
 
 def cells(row: dict[str, Any], figures: dict[str, Column], form: str) -> list[str]:
-    """Of one result's `to_json`."""
+    """Table row of one result's `to_json`."""
     forms = {name: {"ratio": ".1f", "entries": ",d"}.get(name, form) for name in figures}
     return [_cell(row[name], forms[name]) for name in figures]
 

@@ -1,1 +1,1 @@
-"""The subcommands of `switchml trace`, one a file."""
+"""The subcommands of `switchml trace`, one per file."""

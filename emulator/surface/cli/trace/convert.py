@@ -1,4 +1,4 @@
-"""`switchml trace convert`: a trace in another format."""
+"""`switchml trace convert`: conversion of a trace to another format."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from switchml.terminal import progress
 @trace_options
 @json_option
 def convert(path: Path, target: str, out: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
-    """Write a trace as switchml's own files (one a rank, fast to load), Chakra execution traces (one a rank), or one
-    timeline of all ranks for Perfetto (chrome)."""
+    """Write a trace as switchml's own files (one per rank, fast to load), Chakra execution traces (one per rank), or
+    one timeline of all ranks for Perfetto (chrome)."""
     from emulator.traces.readers.read import read
 
     traces = read(path, rank=rank, salvage=salvage)

@@ -1,4 +1,4 @@
-"""`switchml trace diagnose`: why a traced job is slow, and what to change."""
+"""`switchml trace diagnose`: reasons why a traced job is slow, and recommended changes."""
 
 from pathlib import Path
 
@@ -49,11 +49,11 @@ def diagnose(
     salvage: bool,
     as_json: bool,
 ) -> None:
-    """Say why the job traced in PATH (a directory with a trace of each rank) is slow and what to change.
+    """Diagnose why the job traced in PATH (a directory with a trace of each rank) is slow and recommend changes.
 
-    What a change gains is what the job takes less when it is replayed with that thing changed. Changes that gain most
-    come first; gains don't add up. That there is nothing to change is an answer. The timeline has the critical path as
-    a track of its own.
+    The gain of a change is the time saved when the job is replayed with that change. Changes are sorted by gain; gains
+    don't add up. The answer may be that there is nothing to change. The timeline has the critical path as a separate
+    track.
     """
     from emulator.jobs.replay.perfetto import write_timeline
     from emulator.traces.diagnosis.checks import diagnose as run

@@ -1,4 +1,4 @@
-"""`switchml trace diff`: two runs of a job beside each other, or several of each."""
+"""`switchml trace diff`: comparison of two runs of a job, or of several pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from emulator.traces.diagnosis.diff import Difference, Row
 
 ROWS = 15
-"""Of the tables of operations."""
+"""Maximum number of rows in the tables of operations."""
 
 
 @click.command()
@@ -24,12 +24,12 @@ ROWS = 15
 @salvage_option
 @json_option
 def diff(runs: tuple[Path, ...], salvage: bool, as_json: bool) -> None:
-    """Say why iterations of the run traced in B take longer or shorter than those of the run in A.
+    """Explain why iterations of the run traced in B take longer or shorter than those of the run in A.
 
     Causes on the average rank sum to the difference, and so do operations on the critical path.
 
-    What else the machines did during one run is in all of its iterations. Three pairs or more, captured in turns (A B
-    A B A B), tell a change from that: it is called significant where pairs agree.
+    Other load on the machines during one run affects all of its iterations. Three pairs or more, captured alternately
+    (A B A B A B), distinguish a change from that: it is called significant where pairs agree.
     """
     from emulator.traces.diagnosis.diff import difference, mean
     from emulator.traces.join import join
@@ -45,7 +45,7 @@ def diff(runs: tuple[Path, ...], salvage: bool, as_json: bool) -> None:
 
 
 def show(differences: Difference, runs: Sequence[Path]) -> None:
-    """Print them."""
+    """Print the differences."""
     from emulator.jobs.replay.report import operation_text
     from switchml.units import time_text
 
@@ -80,8 +80,8 @@ def show(differences: Difference, runs: Sequence[Path]) -> None:
 
 
 def _table(title: str, what: str, rows: list[Row], whole: Difference | None) -> tables.Table:
-    """`whole`: the difference that the rows sum to; else how often each is in an iteration is shown, and whether its
-    difference is significant."""
+    """A table of differences. `whole`: the difference that the rows sum to; if None, the number of occurrences per
+    iteration is shown, and whether the difference is significant."""
     from emulator.jobs.replay.report import operation_text
     from switchml.units import TimeUnit
 

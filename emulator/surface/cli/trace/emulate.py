@@ -1,4 +1,4 @@
-"""`switchml trace emulate`: what a workload of Chakra's or SimAI's would take on a cluster."""
+"""`switchml trace emulate`: predicted time of a Chakra or SimAI workload on a cluster."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def emulate(
     as_json: bool,
     **options: str,
 ) -> None:
-    """Play what there is to do on machines that you don't have: Chakra execution traces (a file, or a directory
-    with one a rank) or SimAI's workload text. Compute without a duration is costed by FLOPs and bytes, communication
-    always by its bytes on the cluster's links."""
+    """Emulate a workload on machines that you don't have: Chakra execution traces (a file, or a directory with one per
+    rank) or SimAI's workload text. Compute without a duration is costed by FLOPs and bytes, communication always by its
+    bytes on the cluster's links."""
     from emulator.cluster import cluster as clusters
     from emulator.cluster.kernels import ELEMENT_BYTES
     from emulator.datafile import unknown
@@ -77,7 +77,7 @@ def emulate(
 
 
 def show(answer: dict[str, Any], shares: Parts) -> None:
-    """Print `answer`, as --json has it."""
+    """Print `answer`, the object of --json."""
     from emulator.jobs.replay.report import parts_table
     from switchml.units import time_text
 

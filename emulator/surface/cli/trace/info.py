@@ -1,4 +1,4 @@
-"""`switchml trace info`: what is in a trace, and what is not."""
+"""`switchml trace info`: the content of a trace, and what it lacks."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from switchml.terminal import say
 @trace_options
 @json_option
 def info(path: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
-    """Show ranks, lanes, events, collectives and iterations of a trace: a file, or a directory with one a rank."""
+    """Show ranks, lanes, events, collectives and iterations of a trace: a file, or a directory with one per rank."""
     from emulator.traces.readers.read import read
     from emulator.traces.summary import of_job
 
@@ -25,7 +25,7 @@ def info(path: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what `of_job` found."""
+    """Print the result of `of_job`."""
     from switchml.units import TimeUnit, time_text
 
     ranks = found["ranks"]

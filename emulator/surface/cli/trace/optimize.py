@@ -1,4 +1,5 @@
-"""`switchml trace optimize`: settings with which a traced job, or a job of `switchml emulate`, takes less time."""
+"""`switchml trace optimize`: search for settings that shorten the iterations of a traced job or a `switchml emulate`
+job."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ INTERRUPTED = 130
 
 
 class Names(click.ParamType):
-    """A list, "buckets,codec"."""
+    """A comma-separated list, such as "buckets,codec"."""
 
     name = "name[,name…]"
 
@@ -76,8 +77,8 @@ class Names(click.ParamType):
 @trace_options
 @json_option
 def optimize(path: Path, command: tuple[str, ...], check: bool, overwrite: bool, **options: Any) -> None:
-    """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, the
-    all-reduce algorithm, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
+    """Find the best settings for the job traced in PATH: sizes of DistributedDataParallel's buckets, the all-reduce
+    algorithm, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
 
     PATH may also be a job for `switchml emulate` (.toml): then its schedule, micro-batches and split are searched.
     """
@@ -119,7 +120,8 @@ def _optimize_trace(
     as_json: bool,
     **_: Any,
 ) -> bool:
-    """Search, print, write `out`, and run `command` if there is one; whether Ctrl-C ended it."""
+    """Search, print the result, write `out`, and run `command` if one is given. Returns whether Ctrl-C ended the
+    search."""
     from emulator.traces.join import join
     from emulator.traces.optimizer import file, report
     from emulator.traces.optimizer.machine import Machine, Memory
@@ -173,13 +175,13 @@ def _optimize_trace(
 
 @contextmanager
 def _progress(trials: int) -> Iterator[Callable[[int, float], None]]:
-    """Settings tried, and the best of them."""
+    """A progress bar with the number of settings tried and the best time so far."""
     with progress("searching", trials) as task:
         yield lambda evaluated, best_s: task.update(evaluated, f"{evaluated:,} tried, best {best_s * 1e3:.1f} ms")
 
 
 def _check(command: tuple[str, ...], settings: Path, rounds: int, result, as_json: bool) -> dict:
-    """Run it both ways, and compare the predicted with the measured speed-up."""
+    """Run the command with and without the settings, and compare the predicted with the measured speed-up."""
     from emulator.traces.optimizer.measured import SpeedUp, compare
 
     with progress("running") as task:
@@ -203,7 +205,7 @@ def _optimize_job(
     as_json: bool,
     **_: Any,
 ) -> bool:
-    """Search, print, write `out`; whether Ctrl-C ended it."""
+    """Search, print the result, and write `out`. Returns whether Ctrl-C ended the search."""
     from emulator.jobs.description import read_tables, request
     from emulator.traces.optimizer import jobs
     from emulator.traces.optimizer.file import write_toml
@@ -245,7 +247,7 @@ def _as_json(result: Any) -> dict[str, Any]:
 
 
 def show(result: Any) -> None:
-    """Print what a search for a job's settings came to."""
+    """Print the result of a search for a job's settings."""
     from switchml.units import memory_text, time_text
 
     alone = tables.Table(

@@ -1,4 +1,4 @@
-"""`switchml trace replay`: a traced job replayed, as it was and with something changed."""
+"""`switchml trace replay`: replay a traced job, as traced and with changes."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from switchml.terminal import progress, say
 
 
 class Change(click.ParamType):
-    """A new value with its unit, or "x0.5" for so many times the traced one. Converts to ("factor" or "value",
+    """A new value with its unit, or a factor of the traced value, such as "x0.5". Converts to ("factor" or "value",
     number)."""
 
     def __init__(self, quantity: Quantity) -> None:
@@ -32,7 +32,7 @@ class Change(click.ParamType):
 
 
 class Slow(click.ParamType):
-    """ "RANK=FACTOR"."""
+    """A rank and its slowdown: RANK=FACTOR."""
 
     name = "rank=factor"
 
@@ -82,9 +82,9 @@ def replay(
     iteration: int | None,
     **options: Any,
 ) -> None:
-    """Replay the traces in PATH, a directory with one a rank: predicted against traced iteration time, in all and for
-    each part; and, with any of the options that change something, what the job would take then. The timeline is that of
-    a mean iteration."""
+    """Replay the traces in PATH, a directory with one trace per rank: predicted and traced iteration time, in total and
+    by part; and, with options that change something, the time that the job would take then. The timeline is that of a
+    mean iteration."""
     from emulator.surface.api.replaying import Changes
     from emulator.surface.api.replaying import replay as run
     from emulator.traces.readers.read import read
@@ -109,7 +109,7 @@ def _value_or_factor(option: tuple[str, float] | None) -> tuple[float | None, fl
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print `report`, as --json has it."""
+    """Print `report`, the object that --json prints."""
     from emulator.jobs.replay.parts import PARTS
 
     names = [name for name in ("traced", "replayed", "changed") if name in report]

@@ -1,4 +1,4 @@
-"""`switchml trace`: what a real job did. Each thing that one can do with a trace is a subcommand of its own."""
+"""`switchml trace`: the group of subcommands for traces of real jobs."""
 
 import contextlib
 import sys
@@ -24,7 +24,7 @@ def trace() -> None:
 
 
 class _Reading:
-    """Shows how far the reading of a long file has come."""
+    """Shows a progress bar while a long file is read."""
 
     def __init__(self) -> None:
         self._shown = contextlib.ExitStack()
@@ -40,6 +40,6 @@ class _Reading:
             self.close()
 
     def close(self) -> None:
-        """Nothing of it remains."""
+        """Remove the progress bar."""
         self._shown.close()
         self._task = None

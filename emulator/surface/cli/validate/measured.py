@@ -1,4 +1,4 @@
-"""`switchml validate real|replay|peers|clocks`: the emulator's predictions beside what was measured on this machine."""
+"""`switchml validate real|replay|peers|clocks`: predictions compared with measurements on this machine."""
 
 import dataclasses
 import importlib
@@ -40,11 +40,11 @@ REAL_PARTS = ("links", "collectives", "loading", "activations", "pipelines", "st
 @plot_option
 @json_option
 def real(parts: tuple[str, ...], plot_file: Path | None, as_json: bool, **plan: Any) -> None:
-    """Train here over links of limited rate, with Gloo and with the aggregator, and predict each run from one of them.
-    Then measure other collectives, loading, memory and pipelines beside what the emulator says of them.
+    """Train here over rate-limited links, with Gloo and with the aggregator, and predict all runs from one of them.
+    Then compare other collectives, loading, memory and pipelines with what the emulator predicts.
 
-    Needs root, iproute2 and torch: each worker is in a network namespace with one link to a switch. Run it on a machine
-    that has nothing else to do: what others compute is measured too, and not predicted.
+    Needs root, iproute2 and torch: each worker is in a network namespace with one link to a switch. Run it on an
+    otherwise idle machine: the load of other processes is measured too, and not predicted.
     """
     from emulator.lab.validation.real import measure, report
     from emulator.networks.testbed.namespaces import check_rights
@@ -87,14 +87,14 @@ def real(parts: tuple[str, ...], plot_file: Path | None, as_json: bool, **plan: 
 @click.option("--keep", type=OUTPUT_FOLDER, help="Keep the traces in this directory.")
 @json_option
 def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool, **options: Any) -> None:
-    """Trace training here over links of limited rate, and predict from the traces what half the bandwidth, other
-    buckets, the aggregator in Gloo's place or a slow rank would do; then do it.
+    """Trace training here over rate-limited links, and predict from the traces the effect of half the bandwidth, other
+    buckets, the aggregator in place of Gloo, and a slow rank; then measure each.
 
-    Besides, shift the clocks of the traces by 50 ms and recover them, and train with one real rank among emulated
-    ones, beside all-real runs (`switchml validate peers` does so at more rates).
+    Also shift the clocks of the traces by 50 ms and recover them, and train with one real rank among emulated ones,
+    compared with runs of real ranks only (`switchml validate peers` does so at more rates).
 
-    Needs root, iproute2 and torch. Run it on a machine that has nothing else to do: what others compute is measured
-    too, and not predicted.
+    Needs root, iproute2 and torch. Run it on an otherwise idle machine: the load of other processes is measured too,
+    and not predicted.
     """
     from emulator.lab.validation import scatter
     from emulator.lab.validation.peers import measure as emulated
@@ -133,10 +133,10 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
 @plot_option
 @json_option
 def peers(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
-    """Train here over links of limited rate with all ranks real, then with one real and the others emulated.
+    """Train here over rate-limited links with all ranks real, then with one rank real and the others emulated.
 
-    Needs root, iproute2 and torch: each real rank is in a network namespace with one link to a switch. Run it on a
-    machine that has nothing else to do: what others compute is measured too, and not predicted.
+    Needs root, iproute2 and torch: each real rank is in a network namespace with one link to a switch. Run it on an
+    otherwise idle machine: the load of other processes is measured too, and not predicted.
     """
     from emulator.lab.validation.peers import measure
     from emulator.lab.validation.report import show
@@ -166,7 +166,7 @@ def clocks(paths: tuple[Path, ...], shift: float, as_json: bool) -> None:
     """Shift the clocks in each DIR, the traces of a job on one machine, and recover them.
 
     First with everything in the traces, then without the pings of a capture, then without packets. "off by" is the
-    error of the clock that was missed most.
+    largest error of any clock.
     """
     from emulator.lab.validation.clocks import recovered, table
     from emulator.traces.readers.read import read

@@ -1,4 +1,4 @@
-"""`switchml validate memory`: what a training step holds in memory, predicted, published and measured."""
+"""`switchml validate memory`: predicted, published and measured memory of a training step."""
 
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from switchml.terminal import progress
 def memory(measure: bool, plot_file: Path | None, as_json: bool) -> None:
     """Predict torchtitan's published memory, and what torch allocates here for small models.
 
-    Published: GiB that torch's allocator reserved for Llama 3 of 8, 70 and 405 B on 8 to 512 H100. Measured here: MiB
-    of all tensors at the highest point of a step, counted operator by operator, of small GPTs (fp32 and bf16, Adam and
-    SGD, with and without checkpoints) and a convolutional network. The summary is of the published rows.
+    Published: GiB reserved by torch's allocator for Llama 3 of 8, 70 and 405 B on 8 to 512 H100. Measured here: MiB of
+    all tensors at the peak of a step, counted operator by operator, of small GPTs (fp32 and bf16, Adam and SGD, with
+    and without checkpoints) and a convolutional network. The summary is of the published rows.
     """
     if measure:
         require("torch")

@@ -1,4 +1,4 @@
-"""`switchml validate iterations|throughput|nccl|megatron|all`: the emulator beside published measurements."""
+"""`switchml validate iterations|throughput|nccl|megatron|all`: predictions compared with published measurements."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from switchml.cli.written import OutputFile
 from switchml.terminal import progress, say
 
 PUBLISHED = Path(__file__).parents[3] / "lab" / "validation" / "published"
-"""Measurements that others have published; SOURCES.txt there names them."""
+"""Folder of measurements published by others; its SOURCES.txt lists the sources."""
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def published(kind: str) -> list[Path]:
-    """The tables of a kind that come along."""
+    """Return the included tables of a kind."""
     return sorted((PUBLISHED / kind).glob("*.csv"))
 
 
@@ -32,7 +32,7 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files
 def _refit(
     name: str, files: tuple[Path, ...], is_asked: bool, out_file: Path | None, overwrite: bool, as_json: bool
 ) -> None:
-    """Fit one set of constants again, show each beside what is shipped, write them."""
+    """Fit one set of constants again, show each next to the shipped value, and write them."""
     from emulator.lab.validation import refit
     from switchml.errors import ConfigError
     from switchml.tables import show
@@ -77,14 +77,14 @@ def iterations(
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict the iteration times in FILE.csv, or those that come along.
+    """Predict the iteration times in FILE.csv, or in the included tables.
 
     Columns as VIA-Research/vTrain publishes them: accelerators, batch, micro-batch, sizes, tensor, data and pipeline
     parallelism, milliseconds. Jobs on more than one node of 8 recompute all activations, smaller ones none.
 
-    With --refit --write the constants that come along are fitted once more, to the rows and with the weights in
-    emulator/cluster/data/fits.toml, and stand beside what is shipped. FILE.toml is constants.toml with them; clusters
-    whose network they describe are written beside it.
+    With --refit --write the shipped constants are fitted again, to the rows and with the weights in
+    emulator/cluster/data/fits.toml, and shown next to the shipped values. FILE.toml is a constants.toml with the new
+    values; clusters whose network they describe are written next to it.
     """
     if out_file is not None:
         _refit("iterations", files, refit, out_file, overwrite, as_json)
@@ -121,10 +121,10 @@ def iterations(
 @plot_option
 @json_option
 def nccl(folder: Path | None, cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
-    """Predict the all-reduce tables of nccl-tests in DIR, or those that come along.
+    """Predict the all-reduce tables of nccl-tests in DIR, or the included ones.
 
-    Of each table every other size fits a curve of three segments (latency and bandwidth for each protocol), and the
-    sizes between are predicted.
+    Every other size of each table is used to fit a curve of three segments (latency and bandwidth for each protocol),
+    and the sizes between are predicted.
     """
     from emulator.cluster import cluster, tables
     from emulator.lab.validation import nccl as check
@@ -153,8 +153,8 @@ def nccl(folder: Path | None, cluster_name: str | None, plot_file: Path | None, 
 def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     """Predict Megatron-LM's published tables.
 
-    Times and memory of Korthikanti et al. (MLSys 2023), throughput of Narayanan et al. (SC 2021). The summary is of
-    the former's table 5; memory and throughput stand beside it.
+    Times and memory of Korthikanti et al. (MLSys 2023), throughput of Narayanan et al. (SC 2021). The summary is of the
+    former's table 5; memory and throughput are listed separately.
     """
     from emulator.cluster import cluster
     from emulator.lab.validation import megatron as check
@@ -189,13 +189,14 @@ def throughput(
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Predict the tokens a second in FILE.csv, or those that come along, torchtitan's and NeMo's among them.
+    """Predict the tokens/s in FILE.csv, or in the included tables, torchtitan's and NeMo's among them.
 
     Columns as mosaicml/llm-foundry publishes them for MPT under FSDP: model, gpu, gpus, sequence, batch, micro-batch,
-    precision, sharding, checkpointing. Rows that could not run, as far as the emulator knows, are counted.
+    precision, sharding, checkpointing. Rows that cannot run according to the emulator are counted.
 
-    With --refit --write the constants of torch and of the clusters that MPT ran on are fitted once more, as
-    emulator/cluster/data/fits.toml says. FILE.toml is implementations.toml with them; other files are written beside.
+    With --refit --write the constants of torch and of the clusters that MPT ran on are fitted again, as
+    emulator/cluster/data/fits.toml says. FILE.toml is an implementations.toml with the new values; other files are
+    written next to it.
     """
     if refit or out_file is not None:
         _refit("throughput", files, refit, out_file, overwrite, as_json)
@@ -242,11 +243,11 @@ def throughput(
 @click.option("--refit", is_flag=True, help="Also each model size with constants fitted to the others (slow; scipy).")
 @json_option
 def everything(folder: Path | None, measure: bool, refit: bool, as_json: bool) -> None:
-    """Predict every published measurement in DIR and below (or what comes along), and Megatron's tables.
+    """Predict every published measurement in DIR and below (or the included ones), and Megatron's tables.
 
-    What a file holds is seen by its content: iterations, tokens a second, tables of nccl-tests; others are passed over.
-    Beside errors stands how many rows lie in the interval that is stated for them. The figures of the documentation
-    come from this command with --measure --refit.
+    The kind of each file is recognized by its content: iterations, tokens/s, or tables of nccl-tests; other files are
+    skipped. Next to the errors is the number of rows that lie in their stated interval. The figures of the
+    documentation come from this command with --measure --refit.
     """
     from emulator.lab.validation import campaigns
     from switchml.tables import show
@@ -265,11 +266,11 @@ def everything(folder: Path | None, measure: bool, refit: bool, as_json: bool) -
 )
 @json_option
 def intervals(folder: Path | None, out_file: Path | None, as_json: bool) -> None:
-    """Check the intervals beside predictions: how many measured rows lie in those that other rows give.
+    """Check the intervals of predictions: how many measured rows lie in the intervals derived from other rows.
 
-    Rows are the iterations and tokens a second in DIR (or what comes along), and the built-in published tables,
-    without those that constants were fitted to. An interval is meant to hold four rows of five: of rows left out, a
-    tenth at a time, and of all rows of a model, or of a campaign.
+    Rows are the iterations and tokens/s in DIR (or the included tables), and the built-in published tables, without
+    rows that constants were fitted to. An interval should hold four of five rows: of rows left out, a tenth at a time,
+    and of all rows of a model or a campaign.
     """
     from emulator.lab.validation import coverage
     from switchml.tables import show

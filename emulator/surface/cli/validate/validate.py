@@ -1,5 +1,5 @@
-"""`switchml validate`: the emulator's predictions beside measurements. Each source of measurements is a subcommand of
-its own, and each prints rows, the mean absolute percentage error (MAPE) and the worst case.
+"""`switchml validate`: predictions compared with measurements. Each source of measurements is a subcommand, which
+prints rows, the mean absolute percentage error (MAPE) and the worst case.
 """
 
 import click
@@ -9,4 +9,4 @@ from switchml.cli.main import LazyGroup
 
 @click.group(cls=LazyGroup, within="validate")
 def validate() -> None:
-    """Compare what the emulator predicts with what was measured."""
+    """Compare the emulator's predictions with measurements."""
