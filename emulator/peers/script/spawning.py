@@ -1,5 +1,7 @@
-"""Ranks that a script starts itself, by `torch.multiprocessing.spawn`: this process is one of them."""
+"""Ranks that a script starts itself, by `torch.multiprocessing.spawn` or by a Process for each: this process plays one of
+them."""
 
+import multiprocessing.process
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +11,11 @@ import torch.multiprocessing
 from emulator.peers.script.cuda import replace
 from switchml.errors import EmulationError
 
+_Process = multiprocessing.process.BaseProcess
+
 
 def install(rank: int, world: int, per_node: int) -> None:
-    """What a script spawns for each GPU, or each rank, is run here, once, as this process's rank."""
+    """Run what a script spawns for each GPU, or each rank, here and once, as this process's rank."""
     here = min(world, per_node)
 
     def spawn(
@@ -29,10 +33,40 @@ def install(rank: int, world: int, per_node: int) -> None:
 
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         replace(module, {"spawn": spawn, "start_processes": spawn})
+    if world > 1:
+        _play_processes(rank % here)
+
+
+def _play_processes(rank: int) -> None:
+    """Run the Process of this rank where it is started, and those of other ranks nowhere. The n-th Process that a script
+    starts is rank n's if n is among its arguments; all others (workers of data loaders and pools, for instance) run as
+    ever."""
+    start, join, is_alive, exitcode = _Process.start, _Process.join, _Process.is_alive, _Process.exitcode
+    played: set[_Process] = set()
+
+    def play(process: Any) -> None:
+        given, module = (*process._args, *process._kwargs.values()), str(getattr(process._target, "__module__", ""))
+        is_library = module.split(".")[0] in ("torch", "multiprocessing", "concurrent")
+        if is_library or not any(type(one) is int and one == len(played) for one in given):
+            start(process)
+            return
+        played.add(process)
+        if len(played) - 1 == rank:
+            process.run()
+
+    replace(
+        _Process,
+        {
+            "start": play,
+            "join": lambda process, timeout=None: None if process in played else join(process, timeout),
+            "is_alive": lambda process: process not in played and is_alive(process),
+            "exitcode": property(lambda process: 0 if process in played else exitcode.__get__(process)),  # type: ignore[attr-defined]
+        },
+    )
 
 
 class _Joined:
-    """Processes that have ended, as `torch.multiprocessing.ProcessContext` has them."""
+    """Processes that have ended, like a `torch.multiprocessing.ProcessContext`."""
 
     def join(self, *_: Any, **__: Any) -> bool:
         return True

@@ -192,6 +192,31 @@ def test_spawned(tmp_path):
     assert "expected one for each of 4 GPUs" in play(tmp_path, SPAWN.replace("COUNT", "2"), world=4)["error"]
 
 
+PROCESSES = """
+def shout():
+    print("a process of its own", flush=True)
+if __name__ == "__main__":
+    started = [context.Process(target=main, args=(rank, count)) for rank in range(count)]
+    helper = context.Process(target=shout)
+    for process in [*started[:1], helper, *started[1:]]:
+        process.start()
+    for process in [*started, helper]:
+        process.join()
+        assert process.exitcode == 0 and not process.is_alive()
+"""
+
+
+@pytest.mark.parametrize("context", ["mp", "mp.get_context('fork')"])
+def test_a_process_for_each_rank(tmp_path, context):
+    """That of this rank is played where it is started, those of other ranks nowhere; other processes run."""
+    start = SPAWN.replace(
+        "count = COUNT\nmp.spawn(main, args=(count,), nprocs=count)", f"count, context = 4, {context}"
+    )
+    text = start + PROCESSES + 'print("ended")\n'
+    result = play(tmp_path, text, world=4)["result"]
+    assert result["collectives"]["all_reduce"]["bytes"] == 4 * 257 * 256
+
+
 REFUSED = {
     "out of memory": ("import torch\nrows = [torch.empty(1 << 30, device='cuda') for _ in range(99)]\n", "script.py:2"),
     "values": ("import torch\ntorch.randn(3, device='cuda').cpu().numpy()\n", "numpy() asks for values"),
