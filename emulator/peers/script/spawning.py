@@ -1,4 +1,4 @@
-"""Ranks that a script starts itself, by `torch.multiprocessing.spawn` or by a Process for each: this process plays one of
+"""Ranks that a script starts itself, by `torch.multiprocessing.spawn` or a Process for each: this process plays one of
 them."""
 
 import multiprocessing.process
@@ -38,9 +38,9 @@ def install(rank: int, world: int, per_node: int) -> None:
 
 
 def _play_processes(rank: int) -> None:
-    """Run the Process of this rank where it is started, and those of other ranks nowhere. The n-th Process that a script
-    starts is rank n's if n is among its arguments; all others (workers of data loaders and pools, for instance) run as
-    ever."""
+    """Run this rank's Process in place when the script starts it, and skip those of other ranks. The n-th Process that a
+    script starts is rank n's if n is among its arguments; any other runs as usual, and so do workers of data loaders
+    and pools."""
     start, join, is_alive, exitcode = _Process.start, _Process.join, _Process.is_alive, _Process.exitcode
     played: set[_Process] = set()
 
@@ -60,7 +60,7 @@ def _play_processes(rank: int) -> None:
             "start": play,
             "join": lambda process, timeout=None: None if process in played else join(process, timeout),
             "is_alive": lambda process: process not in played and is_alive(process),
-            "exitcode": property(lambda process: 0 if process in played else exitcode.__get__(process)),  # type: ignore[attr-defined]
+            "exitcode": property(lambda process: 0 if process in played else exitcode.__get__(process)),
         },
     )
 
