@@ -38,9 +38,8 @@ def install(rank: int, world: int, per_node: int) -> None:
 
 
 def _play_processes(rank: int) -> None:
-    """Run this rank's Process in place when the script starts it, and skip those of other ranks. The n-th Process that a
-    script starts is rank n's if n is among its arguments; any other runs as usual, and so do workers of data loaders
-    and pools."""
+    """Run this rank's Process in place when the script starts it, and skip those of other ranks. The n-th Process of a
+    script is rank n's if n is among its arguments; any other runs as usual, as do workers of data loaders and pools."""
     start, join, is_alive, exitcode = _Process.start, _Process.join, _Process.is_alive, _Process.exitcode
     played: set[_Process] = set()
 
