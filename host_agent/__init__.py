@@ -1,4 +1,5 @@
-"""What runs beside a worker: the agent that joins a job and all-reduces arrays, and the PyTorch backend on it."""
+"""The host agent, which runs beside a worker, joins a job and all-reduces arrays, and the PyTorch backend
+built on it."""
 
 from switchml import lazy
 

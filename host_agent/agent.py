@@ -46,11 +46,11 @@ __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
 
 _PAUSE_S = 0.1
 JOIN_TIMEOUT_S = 60.0
-"""How long joining may take, the wait for an aggregator that is not there yet included."""
+"""Default limit in seconds for joining a job, including the wait for an aggregator that has not started yet."""
 
 
 class HostAgent(Agent):
-    """One rank of one job at one aggregator. Make it with `HostAgent.join`."""
+    """One rank of one job at one aggregator. Created by `HostAgent.join`."""
 
     global_ranks: tuple[int, ...] = ()
 
@@ -121,40 +121,52 @@ class HostAgent(Agent):
         protocol: str | None = None,
     ) -> Agent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
-        Several addresses, separated by commas, share the work (sharded.py); every rank must list the same ones in the
-        same order.
+
+        Several addresses, separated by commas, share the work (sharded.py); every rank must list the same addresses in
+        the same order.
 
         Waits up to `timeout_s` for the aggregator and all ranks; by default up to $SWITCHML_JOIN_TIMEOUT (30 s) for the
-        aggregator, and 60 s in all. `secret`: the job's (default: the environment's).
-        `payload_bytes`: 256 or 1024 a packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`:
-        address to receive on; by default 127.0.x.y, its own for each job and rank, if the aggregator is on this
-        machine's loopback, else the address that routes to it. `transport`: "udp", "shm" (memory shared with an
-        aggregator on this machine), "zmq" (the aggregator's tunnel, for networks that drop UDP), or "auto": shm where
-        available, else udp (default: $SWITCHML_TRANSPORT, or auto). A P4 switch (docs/p4.md) is reached by "udp"
-        through an interface on one of its ports, by "raw" (frames made here, root), or by "frames" (Ethernet in UDP, no
-        interface); auto takes the first that is available. `wire`: lanes for float32 and half precision: "int32", or
-        "int16" and "int8" for twice and four times as many values in a packet and precision to match
-        (switchml/protocol/narrow.py); "exact": sums of floats within a unit in the last place, in further rounds.
-        Without it, a value of less than about 2^-24 of the largest in its block of 256 elements (float32) is lost
-        (docs/protocol.md, section 5). "auto" is int32, but half precision travels as it is where the aggregator adds
-        that up in float32 (section 11). Other dtypes always use int32 lanes (default: $SWITCHML_WIRE, or auto).
-        `sparse`: what all-reduces do with blocks of zeros by default: "off" sends them, "on" skips those that are zero
-        on every rank, "auto" skips them where the last tensor like this one had enough of them; with options,
+        aggregator, and 60 s in total. `secret`: the job's secret (default: from the environment). `payload_bytes`:
+        payload of a packet, 256 or 1024. `slots`: a power of two, or 0 for the aggregator's choice. `bind_ip`: address
+        to receive on; by default an address 127.0.x.y derived from job and rank if the aggregator is on this machine's
+        loopback, else the local address of the route to the aggregator.
+
+        `transport`: "udp", "shm" (memory shared with an aggregator on this machine), "zmq" (the aggregator's tunnel,
+        for networks that drop UDP), or "auto": shm where available, else udp (default: $SWITCHML_TRANSPORT, or auto). A
+        P4 switch (docs/p4.md) is reached by "udp" through an interface on one of its ports, by "raw" (frames built by
+        the agent; needs root), or by "frames" (Ethernet in UDP, without an interface); auto takes the first that is
+        available.
+
+        `wire`: lanes for float32 and half precision: "int32"; "int16" or "int8" for two or four times as many values
+        per packet at lower precision (switchml/protocol/narrow.py); or "exact": sums of floats within one unit in the
+        last place, at the cost of further rounds. Except with "exact", a value smaller than about 2^-24 of the largest
+        in its block of 256 elements (float32) is lost (docs/protocol.md, section 5). "auto" is int32, except that half
+        precision is sent unconverted if the aggregator can add it in float32 (section 11). Other dtypes always use
+        int32 lanes (default: $SWITCHML_WIRE, or auto).
+
+        `sparse`: default handling of zero blocks in all-reduces: "off" sends them, "on" skips those that are zero on
+        every rank, "auto" skips them if the previous tensor with the same signature had enough of them; with options,
         "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a
-        `Sparse(…)` (default: $SWITCHML_SPARSE, or off). `hierarchy`: with "node" the ranks of a host sum in shared
-        memory, and one of them speaks to the network (docs/hierarchy.md); "node:NAME" names the host, which otherwise
-        is this machine and network namespace (default: $SWITCHML_HIERARCHY, or none). `authenticate`: packets
-        carry tags, keyed for this job, so that nobody else can forge them (docs/protocol.md, section 10); all ranks
-        alike, and not on a P4 switch (default: $SWITCHML_AUTHENTICATE is 1). `standby`: aggregators, separated by
-        commas, where the job goes on if this one is lost, the same on all ranks; `address` may name them, too:
-        "a:50099,standby=b:50099". Without any, the aggregator itself is waited for. `failover_timeout_s`: how long that
-        may take before calls fail, 0 for at once (default: $SWITCHML_FAILOVER_TIMEOUT, or 20 s). `deadline_s`: how long
-        sums that are called with `late` wait for a rank, all ranks alike (docs/reliability.md); not in shared memory,
-        nor with several aggregators, standbys, hierarchy or exact sums (default: $SWITCHML_DEADLINE, or none).
-        `protocol`: "v1" for p4app-switchML's controller and switch, which sum float32 and int32 by UDP for one job of
-        up to 32 ranks, or "v1:timeout=100ms,port=4000" (docs/p4app-switchml.md); there `slots` is the window, by
-        default 256, and `job` and `secret` mean nothing (default: $SWITCHML_PROTOCOL, or v2). Raises JoinError if the
-        aggregator refuses or can't be reached, ConfigError for invalid arguments.
+        `Sparse(…)` (default: $SWITCHML_SPARSE, or off).
+
+        `hierarchy`: with "node" the ranks of a host sum in shared memory, and one of them communicates with the
+        aggregator (docs/hierarchy.md); "node:NAME" names the host, which otherwise is this machine and network
+        namespace (default: $SWITCHML_HIERARCHY, or none). `authenticate`: packets carry authentication tags with a
+        per-job key, so that nobody else can forge them (docs/protocol.md, section 10); the same on all ranks, and not
+        supported by P4 switches (default: whether $SWITCHML_AUTHENTICATE is 1).
+
+        `standby`: aggregators, separated by commas, to which the job fails over if this aggregator is lost; the same on
+        all ranks. `address` may list them, too: "a:50099,standby=b:50099". Without standbys, the agent waits for the
+        aggregator itself to return. `failover_timeout_s`: limit for failover before calls fail; 0 fails them at once
+        (default: $SWITCHML_FAILOVER_TIMEOUT, or 20 s). `deadline_s`: time that sums called with `late` wait for a rank;
+        the same on all ranks (docs/reliability.md); not supported with shared memory, several aggregators, standbys,
+        hierarchy or exact sums (default: $SWITCHML_DEADLINE, or none).
+
+        `protocol`: "v1" for p4app-switchML's controller and switch, which sum float32 and int32 over UDP for one job of
+        up to 32 ranks, or "v1:timeout=100ms,port=4000" (docs/p4app-switchml.md); with v1, `slots` is the window, by
+        default 256, and `job` and `secret` are ignored (default: $SWITCHML_PROTOCOL, or v2).
+
+        Raises JoinError if the aggregator refuses or can't be reached, ConfigError for invalid arguments.
         """
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
@@ -210,7 +222,7 @@ class HostAgent(Agent):
             self._tunnel.close()
         self._transport.close()
         self._turns.close()
-        # Shared memory is freed now, and not when the last error whose traceback names a frame of ours is.
+        # Shared memory is freed here, and not when the last traceback that refers to a frame of this module is freed.
         self._loop, self._known = None, (None, None)
         nothing = np.zeros((0, 1), np.uint8)
         self._worker.state = self._worker.state._replace(packets=nothing, wide=nothing)
@@ -229,22 +241,22 @@ class HostAgent(Agent):
     def stats(self) -> dict[str, Any]:
         return self.core.stats() | {"transport": self.transport}
 
-    # For recording.py
+    # Interface for recording.py
 
     def new_packet_log(self, packets: int) -> packet_log.PacketLog:
         return packet_log.new_packet_log(packets, len(self._worker.state.slots))
 
     def record(self, log: recording.AgentLog | None) -> None:
-        """Log calls and packets to `log` from now on; None: stop."""
+        """Log calls and packets to `log` from now on; None stops logging."""
         self.log = self.core.call_log = log
         assert self._loop is not None
         self._loop = self._loop._replace(log=self.new_packet_log(0) if log is None else log.packet_log)
-        self._turns.wake()  # the running loop still has the earlier one
+        self._turns.wake()  # the running loop still writes to the previous log
 
-    # For failover.py
+    # Interface for failover.py
 
     def pause(self) -> bytes:
-        """Stop moving packets; returns how far this rank got (handover.rounds_of). `resume` ends that."""
+        """Stop moving packets until `resume`; returns this rank's progress (handover.rounds_of)."""
         self._is_pausing = True
         with self._close_lock:
             if not self._closing:
@@ -255,14 +267,14 @@ class HostAgent(Agent):
         return rounds_of(self._worker.state)
 
     def resume(self) -> None:
-        """After `pause`."""
+        """Continue after `pause`."""
         with self._pauses:
             self._is_pausing = False
             self._pauses.notify_all()
 
     def migrate(self, joined: joining.Joined, agreed: bytes) -> None:
-        """While paused: go on at another aggregator, from the rounds `agreed`. Raises ConfigError, JobError if this
-        rank leaves."""
+        """While paused: continue at another aggregator, from the rounds `agreed` by all ranks. Raises ConfigError;
+        JobError if this rank leaves the job."""
         with self._close_lock:
             if self._closing:
                 raise JobError(f"rank {self.rank} left job '{self.job}'")
@@ -278,28 +290,28 @@ class HostAgent(Agent):
             self.core.moved(joined.info)
 
     def fail(self, error: BaseException) -> None:
-        """End this rank's part in the job."""
+        """End this rank's participation in the job with `error`."""
         self.core.fail(error)
 
     @property
     def has_no_result(self) -> bool:
-        """Whether no round has its result yet."""
+        """Whether no round has completed yet."""
         return has_no_result(self._worker.state)
 
     @property
     def is_over(self) -> bool:
-        """Whether that has happened."""
+        """Whether this rank's participation in the job has ended with an error."""
         return self.core.error is not None
 
     @property
     def heard(self) -> int:
-        """How many packets have come from aggregators."""
+        """Number of packets received from aggregators."""
         counters = self._worker.counters
         return int(counters["received"] + counters["waits"])
 
     @property
     def is_waiting(self) -> bool:
-        """Whether packets are awaited."""
+        """Whether packets are in flight."""
         return bool(self._worker.window["in_flight"])
 
     def _new_loop(self, joined: joining.Joined) -> loop.Loop:
@@ -316,7 +328,7 @@ class HostAgent(Agent):
             joined.key,
         )
 
-    # The thread, and callers in its place
+    # The agent's thread, and callers that drive the loop in its place
 
     def _carry_out(self, submit: Callable[[], None], handle: Handle, async_op: bool) -> Any:
         if async_op or self.is_forked or not self._turns.take():
@@ -346,8 +358,8 @@ class HostAgent(Agent):
             self._session.leave()
 
     def _turn(self) -> bool:
-        """Start what is queued and move packets until there is something to report, or somebody wakes the loop. False
-        once this rank's part in the job is over."""
+        """Start queued calls and move packets until there is something to report or the loop is woken. Returns False
+        once this rank's participation in the job has ended."""
         core = self.core
         if not core.start_queued(time.monotonic()):
             return False
@@ -363,20 +375,20 @@ class HostAgent(Agent):
             run = entry_point(loop.run, self._loop, 0, 0)
             self._known = self._loop, run
         if run(self._loop, core.completed, core.tick_ns) == loop.WOKEN:
-            with suppress(BlockingIOError):  # this write was read together with an earlier one
+            with suppress(BlockingIOError):  # the wake-up was read together with an earlier one
                 os.eventfd_read(self._turns.wake_fd)
         core.finish_turn(time.monotonic())
         return True
 
     def _is_idle(self) -> bool:
-        """No call is queued or under way, no packet is awaited, and nobody wants the thread."""
+        """Whether no call is queued or running, no packet is in flight, and neither pause nor failure is pending."""
         core = self.core
         return (
             core.is_idle and not core.has_queued and core.error is None and not self.is_waiting and not self._is_pausing
         )
 
     def _stay_paused(self) -> None:
-        """Until `resume`, or until this rank's part in the job ends."""
+        """Block until `resume`, or until this rank's participation in the job ends."""
         while True:
             with self._pauses:
                 self._is_paused = self._is_pausing and not self.is_over
@@ -388,7 +400,7 @@ class HostAgent(Agent):
 
 
 def _join_aggregators(agent: type[HostAgent], address: str, options: joining.Options) -> Agent:
-    """One aggregator, or several, whose threads a job uses by listing them; and standbys for each of them."""
+    """Join at one aggregator, or at several that share the job, each with its standbys."""
     active, standbys = split_standbys(address)
     if "," not in active:
         return _join_one(agent, standbys, active, options)
@@ -399,7 +411,7 @@ def _join_aggregators(agent: type[HostAgent], address: str, options: joining.Opt
 def _join_one(
     agent: type[HostAgent], standbys: tuple[str, ...], address: str, options: joining.Options, **limit: int
 ) -> Agent:
-    """One rank of a job at one aggregator, with an agent for each part of the job."""
+    """Join one aggregator as one rank, with one agent for each part into which the aggregator splits the job."""
     parts, addresses = join_first(address, standbys, options, **limit)
     agents: list[HostAgent] = []
     try:

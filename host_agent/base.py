@@ -1,4 +1,4 @@
-"""What callers see of an agent, whichever way it reduces: at one aggregator (agent.py), at several (sharded.py)."""
+"""The interface common to all agents, whether they reduce at one aggregator (agent.py) or at several (sharded.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.11
 
 SparseOption = density.Choice | Sparse | bool | str | None
-"""What callers may pass as `sparse` (density.choice)."""
+"""Values that callers may pass as `sparse` (density.choice)."""
 
 
 class Agent(collectives.CollectivesMixin):
@@ -33,14 +33,14 @@ class Agent(collectives.CollectivesMixin):
     rank: int
     world_size: int
     wire: str
-    """Lanes of float32 and half precision: int32, int16 or int8; or exact, for further rounds of int32."""
+    """Lanes for float32 and half precision: int32, int16 or int8; or exact, which takes further rounds of int32."""
     transport: str
     takes_sparse: bool
     """Whether the aggregator accepts sparse streams."""
     sums_halves: bool = False
-    """Whether half precision travels as it is, unless a call says otherwise."""
+    """Whether half precision is sent unconverted, unless a call overrides that."""
     deadline_s: float = 0.0
-    """How long sums that may be late wait for a rank; 0: the job has no such sums."""
+    """Seconds that sums called with `late` wait for a rank; 0: the job has no deadline."""
 
     def __init__(self, failure: FailureState) -> None:
         self._failure_state = failure
@@ -53,7 +53,8 @@ class Agent(collectives.CollectivesMixin):
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a copy in a forked child, which has neither the agent's threads nor its place in the job."""
+        """Whether this is a copy in a forked child, which neither runs the agent's threads nor takes part in
+        the job."""
         return os.getpid() != self._pid
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -71,20 +72,20 @@ class Agent(collectives.CollectivesMixin):
     @abc.abstractmethod
     def submit(self, request: Request) -> None:
         """Queue an all-reduce and return at once. `request.on_done` is called from a thread of the agent and must not
-        wait for another call of it.
+        wait for another call of the same agent.
 
-        Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not take, and
+        Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not support, and
         for a wire that is neither the job's nor int32.
         """
 
     @abc.abstractmethod
     def leave(self) -> None:
-        """Leave the job and free everything; calls that are still under way fail. May be called twice. Nothing happens
-        in a forked child."""
+        """Leave the job and free all resources; running calls fail. May be called twice. Does nothing in a forked
+        child."""
 
     def _ends(self, thread: threading.Thread) -> bool:
-        """For `leave`: fail all calls and wait for the agent's thread. False if somebody else has, or in a forked
-        child: there is nothing to do then."""
+        """For `leave`: fail all calls and join the agent's thread. Returns False if the agent is closing already, or in
+        a forked child: then there is nothing left to do."""
         if self.is_forked:
             return False
         with self._close_lock:
@@ -97,25 +98,25 @@ class Agent(collectives.CollectivesMixin):
         return True
 
     def _died(self, error: Exception) -> None:
-        """For the agent's thread, which an error of ours ends: nobody is to wait for it."""
+        """Called by the agent's thread when an internal error ends it: fail all calls, so that none waits forever."""
         log.exception("job '%s' rank %d", self.job, self.rank)
         self.abort(JobError(f"job '{self.job}': rank {self.rank} failed: {error!r}"))
 
     def abort(self, error: BaseException) -> None:
-        """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
+        """Fail every running and every later call with `error`; the agent stays joined until `leave`."""
         self._failure_state.fail(error)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call `callback` once, from any thread, with the error that ends this agent's part in the job."""
+        """Call `callback` once, from any thread, with the error that ends this rank's participation in the job."""
         self._failure_state.on_failure(callback)
 
     def report_counts(self, calls: dict[str, int], loading: dict[str, float]) -> None:
-        """Have `switchml status` show how many collectives of each name were called so far, and the counters of the
-        program's planned loader; returns at once. Where ranks share hosts, nobody is told."""
+        """Report to `switchml status` the number of collectives called so far by name, and the counters of the
+        program's planned data loader; returns at once. Ignored where ranks share hosts."""
 
     @abc.abstractmethod
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks that stalled calls have waited for in the last moments; empty if none are known."""
+        """Ranks that stalled calls are currently waiting for; empty if unknown."""
 
     @abc.abstractmethod
     def stats(self) -> dict[str, Any]:
@@ -136,26 +137,26 @@ class Agent(collectives.CollectivesMixin):
         name: str = "",
         late: Late | None = None,
     ) -> Any:
-        """Sum or mean of `x` over all ranks, with the same bits on each; or another of collectives.OPS.
+        """Sum or mean of `x` over all ranks, with identical bits on each; or another operation of collectives.OPS.
 
-        `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any
-        strides; it is not changed. The result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`).
-        Returns it, or with `async_op` a Handle whose `wait()` does. Until then neither `x` nor `out` may be changed or
-        used in another call. Integer means truncate toward zero. `sparse`: overrides that of `join`; the same on all
-        ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
-        RanksDisagree; CollectiveTimeout after `timeout_s` seconds, and then the job is over for this rank.
+        `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), of any shape and
+        strides; it is not changed. The result is a new array, or `out` (same shape and dtype, C-contiguous; may be
+        `x`). Returns the result, or with `async_op` a Handle whose `wait()` returns it. Until then neither `x` nor
+        `out` may be changed or used in another call. Integer means truncate toward zero. `sparse`: overrides that of
+        `join`; the same on all ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost,
+        AggregatorLost, RanksDisagree; CollectiveTimeout after `timeout_s` seconds, which ends the job for this rank.
 
-        Floats are added in fixed point: what is less than about 2^-24 (float32) of the largest value in its block is
-        lost (docs/protocol.md, section 5), unless the job's wire is "exact".
+        Floats are added in fixed point: values smaller than about 2^-24 (float32) of the largest value in their block
+        are lost (docs/protocol.md, section 5), unless the job's wire is "exact".
 
-        `wire`: "int32" in place of the job's narrow or exact one. `codec`: compresses float32 ("topk:ratio=0.01", see
-        docs/codecs.md) with `memory` for what is left out (None: the one that suits the codec); `name` tells tensors of
-        one size apart, as each has a memory of its own. A compressed all-reduce is several exchanges in one order on
-        all ranks, so it can't be `async_op`.
+        `wire`: "int32" in place of the job's narrow or exact lanes. `codec`: compresses float32 ("topk:ratio=0.01", see
+        docs/codecs.md); `memory` selects the error feedback for what compression drops (None: the codec's default);
+        `name` distinguishes tensors of equal size, since each has its own error feedback. A compressed all-reduce
+        consists of several exchanges in the same order on all ranks, so it can't be `async_op`.
 
-        `late`: in a job with a deadline (`join`), do not wait for ranks that are late; on all ranks alike. Sums and
-        means are then scaled to all ranks, and what this rank contributed too late is in `late.values`. Raises
-        LeftBehind if the others are too far ahead.
+        `late`: in a job with a deadline (`join`), do not wait for late ranks; the same on all ranks. Sums and means are
+        then scaled to all ranks, and contributions of this rank that arrived too late are in `late.values`. Raises
+        LeftBehind if the other ranks are too far ahead.
         """
         if op not in collectives.OPS:
             raise ConfigError(f"op {op!r}: expected one of {', '.join(collectives.OPS)}")
@@ -192,8 +193,8 @@ class Agent(collectives.CollectivesMixin):
         return self._carry_out(submit, handle, async_op)
 
     def _compressed(self, x: Any, op: str, out: Any, codec: str, memory: str | None, name: str) -> Any:
-        """`allreduce` with a codec: float32 of any shape, NumPy or torch, as there."""
-        from host_agent.compression.compressed import AgentReducer, Compressor  # codecs take a while to import
+        """`allreduce` with a codec: `x` and `out` are float32 arrays or tensors as there."""
+        from host_agent.compression.compressed import AgentReducer, Compressor  # importing the codecs takes a while
 
         tensor = tensors.prepare(x, out)
         if tensor.dtype != "float32":
@@ -201,13 +202,14 @@ class Agent(collectives.CollectivesMixin):
         key = (codec, memory)
         if key not in self._compressors:
             self._compressors[key] = Compressor(AgentReducer(self), codec, memory)
-        # A copy: `out` may be `x`, and an exchange reads it to its end.
+        # A copy, since `out` may be `x`, and an exchange reads its input until it ends.
         mean = self._compressors[key].allreduce(name, f32_at(tensor.source, tensor.numel).copy(), tuple(x.shape))
         f32_at(tensor.target, tensor.numel)[:] = mean if op == "mean" else mean * np.float32(self.world_size)
         return tensor.result
 
     def allreduce_as(self, dtype: str, x: np.ndarray) -> np.ndarray:
-        """The sum, float32[n], of `x`, float32[n], as numbers of a half-precision `dtype`."""
+        """Sum of `x`, float32[n], over all ranks, with values converted to the half-precision `dtype`; returns
+        float32[n]."""
         halves, handle = np.empty(x.size, np.uint16), Handle()
         at = halves.ctypes.data
         tensors.narrow_at(np.ascontiguousarray(x), at, dtype)
@@ -233,10 +235,11 @@ class Agent(collectives.CollectivesMixin):
     ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
 
-        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's own.
-        `on_done(None or error)` is called once, from the agent's thread or one that waits for a call, and must not wait
-        for another call of this agent. The memory must stay alive until then (`keep` holds it). `sparse`: overrides
-        that of `join`. `late`: as in `allreduce`. `note`: what else all ranks must have alike, for people.
+        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's lanes.
+        `on_done(None or error)` is called once, from the agent's thread or a thread that waits for a call, and must not
+        wait for another call of this agent. The memory must stay alive until then (`keep` holds a reference). `sparse`:
+        overrides that of `join`. `late`: as in `allreduce`. `note`: a further property that must be equal on all ranks,
+        human-readable.
         """
         if late is not None:
             late.check(numel, dtype)

@@ -19,7 +19,8 @@ TARGET_BUFFER_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """`state`: ok, missing (something optional) or broken. `advice`: what to install or set, empty if nothing."""
+    """Result of one check. `state`: ok, missing (something optional) or broken. `advice`: what to install or set, or
+    empty."""
 
     name: str
     state: str
@@ -31,7 +32,7 @@ class Finding:
 
 
 def _optional(name: str, is_there: bool, detail: str, advice: str) -> Finding:
-    """Of something optional: the advice is for those who lack it."""
+    """Finding about an optional feature; the advice applies if it is missing."""
     return Finding(name, "ok", detail) if is_there else Finding(name, "missing", detail, advice)
 
 
@@ -46,11 +47,11 @@ PROGRAMS = {
     ),
     "simple_switch_CLI": (["simple_switch_CLI", "--help"], "its command line: pip install 'switchml[p4]'"),
 }
-"""Program → the command that prints its version, and what it is for and how to install it."""
+"""Program → the command that prints its version, and its purpose with install instructions."""
 
 
 def look_around() -> list[Finding]:
-    """All findings but the comparison and the all-reduce trial, which take longer."""
+    """Run all checks except the torch comparison and the all-reduce trial, which take longer."""
     python = Finding("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
     findings = [python, _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
     findings += [_extra(name, extra) for name, extra in EXTRAS.items()]
@@ -123,7 +124,7 @@ def _ports() -> Finding:
 
 
 def _extra(name: str, extra: Extra) -> Finding:
-    """One of this package's extras: whether its modules can be imported, and what it unlocks."""
+    """Check one of this package's extras: whether its modules can be imported, and what it unlocks."""
     missing = [module for module in extra.modules if not is_there(module)]
     advice = f"{extra.unlocks}: pip install 'switchml[{name}]'"
     found = f"without {', '.join(missing)}" if missing else extra.unlocks
@@ -141,7 +142,7 @@ def _torch_backend() -> Finding:
 
 
 def _torch_store() -> Finding:
-    """Whether a job that starts in this environment shows its secret to other machines."""
+    """Check whether a job started in this environment would expose its secret to other machines."""
     from switchml.control.secret import given_secret, is_beyond_loopback, open_secret
 
     name, host = "torch's store", os.environ.get("MASTER_ADDR", "")
@@ -158,8 +159,8 @@ def _torch_store() -> Finding:
 
 
 def compared(device: str | None) -> Finding:
-    """The torch backend on a device beside exact results and Gloo (`host_agent.comparison`); by default on the
-    first GPU, if there is one."""
+    """Compare the torch backend on a device with exact results and Gloo (`host_agent.comparison`); default device: the
+    first GPU, if any."""
     name = f"torch on {device or 'GPU'}"
     if not importlib.util.find_spec("torch"):
         return Finding(name, "missing", "no torch")
@@ -186,7 +187,7 @@ def _bmv2() -> Finding:
 
 
 def _program(name: str, command: list[str], use: str) -> Finding:
-    python_folder = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
+    python_folder = str(Path(sys.executable).parent)  # of a virtual environment that may not be activated
     path = shutil.which(name) or shutil.which(name, path=f"{python_folder}:/usr/sbin:/sbin")
     if path is None:
         return Finding(name, "missing", "not on PATH", use)

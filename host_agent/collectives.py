@@ -1,8 +1,8 @@
-"""Collectives beside the all-reduce of sums: what a rank's call becomes as a request to its agent (docs/protocol.md,
+"""Collectives other than the sum all-reduce: conversion of a rank's call into a request to its agent (docs/protocol.md,
 section 11).
 
-All-gathers and broadcasts move bytes as they are. Minima, maxima and operations on bits travel as unsigned integers
-whose order is that of the values: a maximum of complements is the minimum, an "or" of complements the "and". Sums go as
+All-gathers and broadcasts move bytes unchanged. Minima, maxima and bitwise operations are encoded as unsigned integers
+in the order of the values: a maximum of complements is the minimum, an "or" of complements the "and". Sums are sent as
 in an all-reduce. `CollectivesMixin` has the methods that every agent offers.
 """
 
@@ -29,18 +29,17 @@ from switchml.runtime.memory import u8_at
 SUMS = ("sum", "mean")
 BITS = ("band", "bor", "bxor")
 OPS = (*SUMS, "min", "max", *BITS)
-"""What reductions do with the ranks' values. Minima and maxima are NaN where any value is; bits are those of integers
-and bool."""
+"""Reduction operations. Minima and maxima are NaN where any value is; bitwise operations accept integers and bool."""
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 NOT_HERE = "expected protocol 2, at a software aggregator or a P4 switch"
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective of one rank: `numel` elements of `dtype` (a name that NumPy or torch has) of `item` bytes each, at
-    address `source`, with the result at `target`. `numel` are those of one rank's share in a reduce-scatter (whose
-    source has one for each rank) and an all-gather (whose target has). `note`: what else has to be alike
-    (signatures.py)."""
+    """One rank's call of a collective: `numel` elements of `dtype` (a name known to NumPy or torch) of `item` bytes
+    each, at address `source`, with the result at `target`. `numel` counts one rank's share in a reduce-scatter (whose
+    source has a share for each rank) and an all-gather (whose target has). `note`: a further property that must be
+    equal on all ranks (signatures.py)."""
 
     kind: str
     source: int
@@ -54,7 +53,7 @@ class CollectiveCall:
 
     @property
     def signature(self) -> Signature:
-        """What every rank must have called alike."""
+        """Properties of the call that must be equal on all ranks."""
         return Signature(self.kind, self.numel, self.dtype, self.op, self.root, self.note)
 
     @property
@@ -72,10 +71,10 @@ def request_of(
     only_sums: bool = False,
     **options: Any,
 ) -> Request:
-    """The request that does what `collective` says on rank `rank` of a job of this wire. `by_hosts`: ranks of a host
-    add up first, integers for all ranks, each of which keeps its part, and half precision in float32. `only_sums`: the
-    aggregator has no other op. `options`: of the request. Raises ConfigError for an op or a root that does not exist,
-    UnsupportedTensor for a dtype that has no such op."""
+    """Build the request for `collective` on rank `rank` of a job with this wire. `by_hosts`: ranks of a host add up
+    first; integers are then summed for all ranks, each of which extracts its part, and half precision is summed in
+    float32. `only_sums`: the aggregator supports no other op. `options`: passed to the request. Raises ConfigError for
+    an op or a root that does not exist, UnsupportedTensor for a dtype that does not support the op."""
     if collective.kind not in KINDS or not 0 <= collective.root < world_size:
         raise ConfigError(
             f"{collective.kind} with root {collective.root}: expected one of {', '.join(KINDS)}, and 0 to "
@@ -97,8 +96,8 @@ def request_of(
         raise ConfigError(f"op {collective.op!r}: expected one of {', '.join(OPS)}")
     if collective.op not in SUMS:
         return _codes(collective, rank, n, only_sums, on_done, options)
-    # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them: it is an all-reduce,
-    # of which a rank keeps its part.
+    # Whether an exact sum needs further rounds depends on its digits, so all ranks must receive them: it runs as an
+    # all-reduce, of which each rank extracts its part.
     is_float = collective.dtype.startswith(("float", "bfloat"))
     to_all = wire == EXACT if is_float else by_hosts
     return _sums(collective, rank, n, to_all, by_hosts, on_done, options)
@@ -107,13 +106,13 @@ def request_of(
 def _gather(collective: CollectiveCall, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
     source, own, share = collective.source, collective.target + rank * collective.nbytes, collective.nbytes
     if source != own:
-        ctypes.memmove(own, source, share)  # like a bytes object, it copies correctly where the two overlap
+        ctypes.memmove(own, source, share)  # like a bytes object, it copies overlapping memory correctly
     scheme = schemes.all_gather(n, share, collective.item)
     return Request(own, collective.target, share, RAW, "sum", on_done, collective=scheme, **options)
 
 
 def _scheme(collective: CollectiveCall, n: int, item: int, op: int, mark: int = 0) -> Collective:
-    """Of a reduction of elements of `item` bytes."""
+    """Aggregation scheme of a reduction of elements of `item` bytes."""
     if collective.kind == "reduce_scatter":
         return schemes.reduce_scatter(n, collective.numel * item, op, mark)
     return schemes.reduce(collective.root, op, mark) if collective.kind == "reduce" else schemes.all_reduce(op, mark)
@@ -150,7 +149,7 @@ def _sums(
         return dataclasses.replace(request, collective=_scheme(collective, n, 4, OP_SUM))
     end, aligned = source + size * collective.item, source + first * collective.item
     if is_root and source - collective.nbytes < target < end and target != aligned:
-        copy = u8_at(source, size * collective.item).copy()  # a result would overwrite what is not read yet
+        copy = u8_at(source, size * collective.item).copy()  # the result would overwrite unread input
         request = dataclasses.replace(request, source=copy.ctypes.data, keep=(request.keep, copy))
     return dataclasses.replace(request, collective=_scheme(collective, n, collective.item, OP_SUM))
 
@@ -158,7 +157,8 @@ def _sums(
 def _codes(
     collective: CollectiveCall, rank: int, n: int, only_sums: bool, on_done: OnDone, options: dict[str, Any]
 ) -> Request:
-    """A reduction of unsigned integers in a copy: ordered like the values, or the values' own bits."""
+    """Build a reduction of unsigned integers in a copy: order-preserving codes of the values, or the values'
+    own bits."""
     is_scattered = collective.kind == "reduce_scatter"
     codes = encode(collective, collective.numel * (n if is_scattered else 1))
     first = rank * collective.numel if is_scattered else 0
@@ -168,7 +168,7 @@ def _codes(
         gets_part = collective.kind != "reduce" or rank == collective.root
         return _then(on_done, lambda: decode(collective, part())) if gets_part else on_done
 
-    if only_sums:  # all of them go to every rank, which reduces its part
+    if only_sums:  # all codes go to every rank, which reduces its part
         ranks = np.empty((n, codes.size), codes.dtype)
         reduce = {"band": np.bitwise_or, "bor": np.bitwise_or, "bxor": np.bitwise_xor}.get(collective.op, np.maximum)
         options["keep"] = (options.get("keep"), codes, ranks)
@@ -183,9 +183,9 @@ def _codes(
 
 
 def encode(collective: CollectiveCall, size: int) -> np.ndarray:
-    """`size` elements at the collective's source as unsigned integers of which the op, or for minima and "and" its
-    counterpart on complements, is the values'; those of maxima are big-endian uint32 or uint64. Raises
-    UnsupportedTensor."""
+    """Encode `size` elements at the collective's source as unsigned integers, on which the op (for "min" and "band",
+    its counterpart on complements) gives the encoded result; codes for minima and maxima are big-endian uint32 or
+    uint64. Raises UnsupportedTensor."""
     data = u8_at(collective.source, size * collective.item)
     if collective.op in BITS:
         if collective.dtype.startswith(("float", "bfloat", "complex")):
@@ -210,7 +210,7 @@ def encode(collective: CollectiveCall, size: int) -> np.ndarray:
 
 
 def decode(collective: CollectiveCall, codes: np.ndarray) -> None:
-    """Write the values that `encode`'s integers stand for to the collective's target."""
+    """Decode the integers of `encode` and write the values to the collective's target."""
     target = u8_at(collective.target, codes.size * collective.item)
     if collective.op in BITS:
         target[:] = (~codes if collective.op == "band" else codes).view(np.uint8)
@@ -243,7 +243,7 @@ def _values(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _then(on_done: OnDone, step: Callable[[], object]) -> OnDone:
-    """`on_done` after `step`, which is left out after an error."""
+    """Callback that runs `step` before `on_done`, unless there was an error."""
 
     def done(error: BaseException | None) -> None:
         if error is None:
@@ -254,20 +254,20 @@ def _then(on_done: OnDone, step: Callable[[], object]) -> OnDone:
 
 
 class CollectivesMixin(abc.ABC):
-    """The collectives of an agent, on NumPy arrays. Every rank must make the same calls in the same order, all-reduces
-    among them. All raise what `allreduce` raises, and ConfigError where the aggregator takes nothing but sums for all
-    ranks (`takes_collectives`). With `async_op` they return a Handle, whose `wait()` returns the result. An `out` is
-    C-contiguous, and may not overlap `x` but in place."""
+    """The collectives of an agent, on NumPy arrays. Every rank must make the same calls in the same order, including
+    all-reduces. All raise what `allreduce` raises, and ConfigError if the aggregator supports sums for all ranks only
+    (`takes_collectives`). With `async_op` they return a Handle, whose `wait()` returns the result. An `out` must be
+    C-contiguous, and may overlap `x` only by being in place."""
 
     rank: int
     world_size: int
     wire: str
     takes_collectives: bool
-    """Whether the aggregator knows other collectives than sums for all ranks."""
+    """Whether the aggregator supports collectives other than sums for all ranks."""
     only_sums = False
-    """Whether of their ops it only knows sums and means. Others are an all-gather then, and reduced by each rank."""
+    """Whether the aggregator supports only sums and means. Other ops are then an all-gather that each rank reduces."""
     by_hosts = False
-    """Of `request_of`."""
+    """The argument of `request_of`: whether ranks of a host add up first."""
 
     @abc.abstractmethod
     def submit(self, request: Request) -> None: ...
@@ -275,15 +275,15 @@ class CollectivesMixin(abc.ABC):
     def submit_collective(
         self, collective: CollectiveCall, on_done: OnDone, *, timeout_s: float | None = None, keep: object = None
     ) -> None:
-        """Queue a collective at addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
+        """Queue a collective on memory addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
         if not self.takes_collectives:
             raise ConfigError(f"{collective.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
         who, how = (self.rank, self.world_size, self.wire), (self.by_hosts, self.only_sums)
         self.submit(request_of(collective, *who, on_done, *how, timeout_s=timeout_s, keep=keep))
 
     def agree(self, signature: Signature, on_done: OnDone, *, timeout_s: float | None = None) -> None:
-        """Queue a barrier whose ranks must have come for the same: for what they do without this agent. Raises
-        ConfigError."""
+        """Queue a barrier that checks that all ranks called it with the same signature; for operations that bypass this
+        agent. Raises ConfigError."""
         if not self.takes_collectives:
             raise ConfigError(f"{signature}: this aggregator only sums for all ranks; {NOT_HERE}")
         seal = signature.seal(REACH_ALL)
@@ -292,8 +292,8 @@ class CollectivesMixin(abc.ABC):
     def reduce_scatter(
         self, x: Any, op: str = "sum", async_op: bool = False, out: Any = None, timeout_s: float | None = None
     ) -> Any:
-        """The ranks' arrays reduced by `op`, of which each rank gets its part: `x` has a multiple of world_size along
-        its first axis, the result as many times less."""
+        """Reduce the ranks' arrays by `op` and return this rank's part: the first axis of `x` is a multiple of
+        world_size, and that of the result is shorter by that factor."""
         x = np.ascontiguousarray(x)
         if x.ndim == 0 or x.shape[0] % self.world_size:
             raise ConfigError(f"reduce_scatter of shape {x.shape}: expected a multiple of {self.world_size} in front")
@@ -301,7 +301,7 @@ class CollectivesMixin(abc.ABC):
         return self._call("reduce_scatter", x, out, out.size, op, 0, async_op, timeout_s, out)
 
     def all_gather(self, x: Any, async_op: bool = False, out: Any = None, timeout_s: float | None = None) -> Any:
-        """The ranks' arrays, of one shape and any dtype, joined along the first axis in the order of ranks."""
+        """Concatenate the ranks' arrays, of equal shape and any dtype, along the first axis in rank order."""
         x = np.asarray(x)
         x = np.ascontiguousarray(x.reshape(x.shape or (1,)))
         out = _result(out, (x.shape[0] * self.world_size, *x.shape[1:]), x.dtype)
@@ -310,7 +310,7 @@ class CollectivesMixin(abc.ABC):
     def broadcast(
         self, x: Any, root: int = 0, async_op: bool = False, out: Any = None, timeout_s: float | None = None
     ) -> Any:
-        """The root's array, of any dtype; those of the others have its shape and dtype."""
+        """Return the root's array, of any dtype; `x` must have its shape and dtype on the other ranks."""
         x = np.ascontiguousarray(x)
         out = _result(out, x.shape, x.dtype)
         return self._call("broadcast", x, out, x.size, "sum", root, async_op, timeout_s, out)
@@ -324,7 +324,7 @@ class CollectivesMixin(abc.ABC):
         out: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """The ranks' arrays reduced by `op`, at the root; None at the others, where `out` is left alone."""
+        """Reduce the ranks' arrays by `op` at the root; returns None on the other ranks, where `out` is unchanged."""
         x = np.ascontiguousarray(x)
         if self.rank != root:
             return self._call("reduce", x, x, x.size, op, root, async_op, timeout_s, None)
@@ -332,7 +332,7 @@ class CollectivesMixin(abc.ABC):
         return self._call("reduce", x, out, x.size, op, root, async_op, timeout_s, out)
 
     def barrier(self, timeout_s: float | None = None) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called `barrier`."""
         handle = Handle("barrier")
         self._run_collective(CollectiveCall("barrier", 0, 0, 0), handle, False, None, timeout_s, None)
 
@@ -359,7 +359,8 @@ class CollectivesMixin(abc.ABC):
         return self._carry_out(submit, handle, async_op)
 
     def _carry_out(self, submit: Callable[[], None], handle: Handle, async_op: bool) -> Any:
-        """Make the call that `submit` queues and that ends `handle`: the handle of an `async_op`, or the result."""
+        """Run `submit`, which queues a call that completes `handle`; return the handle if `async_op`, else the
+        result."""
         submit()
         return handle if async_op else handle.wait()
 

@@ -1,5 +1,5 @@
-"""Whether the torch backend is right on a device: collectives of all types of elements beside the exact results,
-training under DistributedDataParallel and `fully_shard` beside Gloo, and kernels of side streams around all-reduces.
+"""Verification of the torch backend on a device: collectives of all dtypes against exact results, training under
+DistributedDataParallel and `fully_shard` against Gloo, and kernels on side streams around all-reduces.
 
 `compare` is the parent's side, for `switchml doctor`. All ranks share the first GPU.
 """
@@ -19,12 +19,12 @@ from switchml.runtime.pool import fork_server
 
 TIMEOUT_S = 60.0
 TENSOR = 10_007
-"""Elements: more than a packet, and no multiple of anything."""
+"""Tensor size in elements: more than one packet, and not divisible by any block or vector size."""
 STEPS = 6
 
 
 def compare(device: str, ranks: int = 2, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """What is wrong on a device ("cpu" or "cuda"), one sentence each; nothing if all is right."""
+    """Run all checks on a device ("cpu" or "cuda"); returns one sentence per failure, or an empty list."""
     with tempfile.TemporaryDirectory(prefix="switchml-doctor-") as folder:
         places = [(rank, ranks, f"file://{folder}/rendezvous") for rank in range(ranks)]
         try:
@@ -36,14 +36,14 @@ def compare(device: str, ranks: int = 2, timeout_s: float = TIMEOUT_S) -> list[s
 
 
 class _Rank:
-    """One rank's part of the comparison. `check` methods return what is wrong, or nothing."""
+    """One rank's part of the comparison. The check methods return a description of what is wrong, or ""."""
 
     def __init__(self, device: str, rank: int, ranks: int, rendezvous: str, report: Report):
-        for name in list(os.environ):  # of jobs, which this is none of
+        for name in list(os.environ):  # settings of other jobs
             if name.startswith("SWITCHML_"):
                 del os.environ[name]
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        warnings.simplefilter("ignore", FutureWarning)  # names that new versions of torch have others for
+        warnings.simplefilter("ignore", FutureWarning)  # for names that are deprecated in newer versions of torch
         import torch
         import torch.distributed as dist
 
@@ -66,7 +66,7 @@ class _Rank:
         dist.destroy_process_group()
 
     def run(self) -> list[str]:
-        """What is wrong."""
+        """Run all checks; returns one description per failure."""
         import torch
 
         found = []
@@ -81,14 +81,14 @@ class _Rank:
         for what, check in checks:
             try:
                 wrong = check()
-            except Exception as error:  # reported, and what follows may still be right
+            except Exception as error:  # reported; the remaining checks still run
                 wrong = f"{type(error).__name__}: {error}"
             if wrong:
                 found.append(f"{what}: {wrong}")
         return found
 
     def inputs(self, dtype: Any, count: int = TENSOR) -> list[Any]:
-        """Each rank's tensor, on the CPU; all ranks know them all."""
+        """Every rank's tensor, on the CPU; identical on all ranks."""
         import torch
 
         made = []
@@ -135,7 +135,7 @@ class _Rank:
         return "; ".join(f"{name}: {what}" for name, what in wrong.items() if what)
 
     def order(self) -> str:
-        """Kernels before and after all-reduces on a stream of the caller's, several in flight."""
+        """Check the order of kernels before and after several all-reduces in flight on a side stream."""
         import contextlib
 
         import torch
@@ -168,7 +168,7 @@ class _Rank:
         return f"{wrong} of 18 results were read before they were there" if wrong else ""
 
     def training(self, wrap: Callable[[Any, Any], Any]) -> str:
-        """Losses of a small network over this backend, beside those over Gloo."""
+        """Compare a small network's losses over this backend with those over Gloo."""
         import torch
         import torch.distributed as dist
 
@@ -208,13 +208,13 @@ class _Rank:
 
 
 def _allowed(dtype: Any) -> float:
-    """How far a sum may be off: it is rounded on the way, in fixed point relative to the largest, and to its type."""
+    """Tolerance of a sum, relative to the largest value: rounding in fixed point, and to the dtype."""
     import torch
 
     return max(2 * torch.finfo(dtype).eps, 1e-6) if dtype.is_floating_point else 0.0
 
 
 def _difference(found: Any, exact: Any, allowed: float) -> str:
-    """`allowed`: relative to the largest."""
+    """Describe a deviation above `allowed` (relative to the largest value), or return ""."""
     off, largest = float((found.cpu().double() - exact).abs().max()), float(exact.abs().max())
     return "" if off <= allowed * largest else f"off by {off:.3g}, of numbers up to {largest:.3g}"

@@ -1,9 +1,8 @@
-"""One rank of one job as a state machine: which all-reduces are queued and under way, how they end, and what ends the
-rank's part in the job.
+"""One rank of one job as a state machine: the queued and running calls, their completion, and failures of the job.
 
-No thread, no clock and no socket: time is passed in, in seconds of any one monotonic clock, and `wake` is called when
-the driver has something to do. host_agent/agent.py drives a core from a thread with the compiled loop; fault runs drive
-it in virtual time. One turn of a driver:
+No thread, clock or socket: time is passed in, in seconds of any monotonic clock, and `wake` is called when there is
+work for the driver. host_agent/agent.py drives a core from a thread with the compiled loop; fault runs drive it in
+virtual time. One turn of a driver:
 
     while core.start_queued(now):
         ...                      # move packets between the network and core.worker (loop.run, or its like)
@@ -58,16 +57,16 @@ _DISAGREEMENTS = {
 
 
 _MOST_TASKS = TASKS - 2
-"""Under way when a call begins, whose data and seal are two more: so no record is used again before its call is
-reported."""
+"""Maximum number of running tasks when a call begins, which adds two more, its data and its seal: so no task record is
+reused before its call is reported."""
 _EXPLAIN_S = 1.5
-"""How long a rank that disagrees waits for the aggregator to name two calls that differ."""
+"""Seconds that a rank which detects a disagreement waits for the aggregator to name two calls that differ."""
 _ONE_ORDER = "every rank must make the same calls in the same order"
 
 
 def new_worker(info: client.JobInfo, rank: int, world_size: int, *, deadline_s: float = 0.0, **memory: Any) -> Worker:
-    """The worker of a rank that has joined. `deadline_s`: how long sums with a memory wait for late ranks, 0 for
-    without end; `memory`: where it builds packets, as arguments of Worker."""
+    """Create the worker of a rank that has joined. `deadline_s`: seconds that sums called with `late` wait for late
+    ranks, 0 for no limit; `memory`: packet buffers, as arguments of Worker."""
     return Worker(
         rank=rank,
         workers=world_size,
@@ -86,9 +85,9 @@ def new_worker(info: client.JobInfo, rank: int, world_size: int, *, deadline_s: 
 def accepted(
     request: Request, *, wire: str, sparse: density.Choice, takes_sparse: bool
 ) -> tuple[Request, density.Choice]:
-    """The request, its half precision widened to float32 where blocks of zeros may be skipped or sums are exact, and
-    what it does with blocks of zeros. `wire`, `sparse` and `takes_sparse` are the agent's. Raises as
-    `Agent.submit`."""
+    """Validate a request and resolve its sparse mode; returns the request, with half precision widened to float32 where
+    zero blocks may be skipped or sums are exact, and its handling of zero blocks. `wire`, `sparse` and `takes_sparse`
+    are the agent's. Raises as `Agent.submit`."""
     sparse = sparse if request.sparse is None else request.sparse
     if not takes_sparse:
         if sparse.mode == "on":
@@ -107,7 +106,7 @@ def accepted(
 
 
 def format_of(dtype: str, wire: str) -> str:
-    """The format (a key of fixedpoint.FORMATS) of a tensor of `dtype` in a call of so much `wire`."""
+    """Format (a key of fixedpoint.FORMATS) of a tensor of `dtype` in a call with these `wire` lanes."""
     if f"{dtype}/{wire}" in FORMATS:
         return f"{dtype}/{wire}"
     return dtype
@@ -115,9 +114,9 @@ def format_of(dtype: str, wire: str) -> str:
 
 @dataclass
 class TaskCall(PendingCall):
-    """A call that is a task of the worker's. `dtype`: a key of fixedpoint.FORMATS. `kind`: under `sparse="auto"`, the
-    kind of tensor whose density its result decides (density.py). `number`: counts the calls of its `queue`. `tasks`:
-    the numbers of the worker's tasks for its data and its seal."""
+    """A call that runs as tasks of the worker. `dtype`: a key of fixedpoint.FORMATS. `kind`: under `sparse="auto"`, the
+    kind of tensor whose density is measured on the result (density.py). `number`: number of the call in its `queue`.
+    `tasks`: numbers of the worker's tasks for its data and its seal."""
 
     dtype: str
     queue: int
@@ -129,8 +128,8 @@ class TaskCall(PendingCall):
 
 
 class Core(CallQueue[TaskCall]):
-    """`submit`, `fail`, `on_failure` and `on_event` may be called from any thread, all other methods by the driver
-    alone."""
+    """The calls of one rank and their progress. `submit`, `fail`, `on_failure` and `on_event` may be called from any
+    thread, all other methods by the driver only."""
 
     def __init__(
         self,
@@ -147,27 +146,28 @@ class Core(CallQueue[TaskCall]):
         halves: bool = False,
         report: Callable[[Report], None] = lambda report: None,
     ):
-        """`report`: tells the aggregator what was called, where a call stands still; `udp`: the network may drop all
-        packets (for messages); `sparse`: for requests that leave it open; `exact`: sums of floats are
-        (docs/protocol.md, section 5); `halves`: half precision travels as it is (section 11)."""
+        """`report`: sends this rank's calls to the aggregator when a call stalls; `udp`: the network may drop all
+        packets (for messages); `sparse`: default for requests that do not specify it; `exact`: sums of floats are exact
+        (docs/protocol.md, section 5); `halves`: half precision is sent unconverted (section 11)."""
         super().__init__(wake)
         self.worker, self.job, self.rank, self.world_size, self.sparse = worker, job, rank, world_size, sparse
         self.wire = EXACT if exact else next(name for name, code in WIRES.items() if code == info.wire)
         self.has_deadline = bool(worker.identity["deadline"])
         self.takes_sparse = not info.dense_only
-        """Whether the aggregator accepts sparse streams; switches in a tree don't."""
+        """Whether the aggregator accepts sparse streams; switches in a tree do not."""
         self.takes_collectives, self.only_sums = info.collectives, info.only_sums
-        """Whether it accepts addressed packets; of these only sums."""
+        """Whether the aggregator accepts addressed packets, and whether only sums of these."""
         self.sums_halves = halves
-        """Whether half precision travels as it is, where a request leaves that open."""
+        """Whether half precision is sent unconverted, unless a request specifies otherwise."""
         self.call_log: AgentLog | None = None
         self.completed = 0
-        """The worker's tasks whose calls have been reported."""
+        """Number of the worker's completed tasks whose calls have been reported."""
         self._running: list[TaskCall] = []
         self._explains_until: float | None = None
-        """The ranks disagree, and this one waits for the aggregator to say how."""
+        """Time until which this rank, having detected a disagreement, waits for the aggregator's explanation; None
+        without one."""
         scalars, tasks = worker.state.scalars, worker.state.tasks
-        # A column is read ten times as fast as a field of a record.
+        # Reading a column is ten times as fast as reading a field of a record.
         self._failure, self._completed = scalars["failure"]["code"], scalars["counters"]["completed"]
         self._task_state, self._task_item, self._task_misfits = tasks["state"], tasks["item"], tasks["misfits"]
         self._densities, self._histories = density.Memory(), Histories(worker)
@@ -176,13 +176,13 @@ class Core(CallQueue[TaskCall]):
         self._calls_of = [0] * len(worker.queues)
         self._report, self._reported = report, Report(())
 
-    # From any thread
+    # Called from any thread
 
     def submit(self, request: Request, now: float) -> None:
-        """Queue an all-reduce. `request.on_done` is called from the driver's thread, or at once if the job is over or
-        the tensor empty.
+        """Queue an all-reduce. `request.on_done` is called from the driver's thread, or at once if the job has ended or
+        the tensor is empty.
 
-        Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not take, and
+        Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not support, and
         for a wire that is neither the job's nor int32.
         """
         signature, takes_seals = request.signature, self.takes_collectives and not request.late
@@ -191,7 +191,7 @@ class Core(CallQueue[TaskCall]):
         dtype, sparse = format_of(request.dtype, request.wire or self.wire), density.OFF
         if request.collective is None:
             request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
-            if self.has_deadline:  # there dense sums do not wait
+            if self.has_deadline:  # dense sums would not wait in such a job
                 sparse = density.OFF
                 request = request if request.late else dataclasses.replace(request, collective=sum_of_all())
             scheme = request.collective
@@ -199,7 +199,7 @@ class Core(CallQueue[TaskCall]):
             request, dtype = as_halves(request), RAW
             signature = dataclasses.replace(signature, note=f"{signature.note} in two bytes each")
             scheme = request.collective
-        if sparse.mode != "off":  # of the float32 copies of half precision
+        if sparse.mode != "off":  # format of the float32 copies of half precision
             dtype = format_of(request.dtype, request.wire or self.wire)
 
         def log_call(index: int) -> None:
@@ -216,53 +216,53 @@ class Core(CallQueue[TaskCall]):
         self.add(call, lambda: None if request.late else self._watch.departure, log_call, seals=seal is not None)
 
     def moved(self, info: client.JobInfo) -> None:
-        """The job goes on at another aggregator. While the driver does not run."""
+        """Continue the job at another aggregator. Call only while the driver is paused."""
         self._watch.moved(info.data_address)
         self._reported, self._report_at = Report(()), 0.0
 
     def missing_ranks(self, now: float) -> tuple[int, ...]:
-        """Ranks that a stalled round waited for a moment ago."""
+        """Ranks that a round currently stalled is waiting for."""
         return self._watch.missing_ranks(now)
 
     def on_event(self, event: client.SessionEvent, now: float) -> None:
-        """What the session reports about the aggregator and the other ranks."""
+        """Handle an event of the session about the aggregator or other ranks."""
         if isinstance(event, client.AggregatorLost):
             self.fail(AggregatorLost(f"job '{self.job}': aggregator lost: {event.reason}"))
         elif isinstance(event, membership.Disagreement):
             self.fail(RanksDisagree(f"job '{self.job}': {event.reason}; {_ONE_ORDER}"))
         elif isinstance(event, membership.PeerLost):
-            if self.is_stopped:  # it has seen the same, and given up first
+            if self.is_stopped:  # the peer has detected the same and failed first
                 self.fail(self._disagreement())
             self.fail(lost(self.job, event.ranks, event.reason))
         else:
             with self._lock:
                 self._watch.peer_left(event, now)
 
-    # From the driver
+    # Called by the driver
 
     @property
     def is_stopped(self) -> bool:
-        """The worker has failed and must not be used any more, while `finish_turn` waits for what the aggregator says
-        about it."""
+        """Whether the worker has failed and must not be used any more, while `finish_turn` waits for the aggregator's
+        explanation."""
         return self._explains_until is not None
 
     @property
     def is_idle(self) -> bool:
-        """No call is under way."""
+        """Whether no call is running."""
         return not self._running
 
     @property
     def has_queued(self) -> bool:
-        """Calls wait to be started."""
+        """Whether calls wait to be started."""
         return bool(self._queue)
 
     @property
     def tick_ns(self) -> int:
-        """After how long `finish_turn` must be called even if nothing happens; -1: no need."""
+        """Nanoseconds after which `finish_turn` must be called even without packets; -1: no limit."""
         return int(INTERVAL_S * 1e9) if self._running else -1
 
     def start_queued(self, now: float) -> bool:
-        """Give queued calls to the worker. False once `error` is set."""
+        """Start queued calls on the worker. Returns False once `error` is set."""
         with self._lock:
             if self.error is not None:
                 return False
@@ -277,7 +277,7 @@ class Core(CallQueue[TaskCall]):
         return True
 
     def finish_turn(self, now: float) -> None:
-        """After packets have moved: report the calls that are done, and fail if the ranks disagree, a needed peer has
+        """After packets have moved: report completed calls, and fail the job if the ranks disagree, a needed peer has
         left or a call is late."""
         if self._failure[0]:
             self._explain(now)
@@ -286,27 +286,27 @@ class Core(CallQueue[TaskCall]):
             self.completed = completed
             self._report_done()
         self.note_busy(now, bool(self._running))
-        if now >= self._check_at:  # a busy loop has no quiet moment
+        if now >= self._check_at:  # by time, since a busy loop is never idle
             self._check_at = now + INTERVAL_S
             self._check_progress(now)
 
     def idle(self, now: float) -> None:
-        """While no packets move because the aggregator is lost: fail if a call is late."""
+        """While no packets move because the aggregator is lost: fail the job if a call is late."""
         self._check_progress(now)
 
     def end(self) -> bool:
-        """Fail every call that is left with `error`. Returns whether this rank should leave the job at once, so that
-        the others need not wait for it in vain: it failed by itself."""
+        """Fail every remaining call with `error`. Returns whether this rank should leave the job at once, so that the
+        others do not wait for it in vain, since the error is its own."""
         self.end_calls(self._running)
         self._running.clear()
         return isinstance(self.error, (RanksDisagree, CollectiveTimeout, LeftBehind))
 
     def stats(self) -> dict[str, float]:
-        """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits,
-        spurious, repeats, streamed (rounds of sparse streams after their first), refused_auth (without the right tag of
-        authentication), expired (expiries, which end rounds without late ranks), partial (results of such rounds), late
-        (chunks that are without this rank); round-trip time and retransmission timeout in seconds; the window in
-        rounds; and `totals`."""
+        """Counters since joining: packets sent (including retransmissions), received, retransmitted, refused, waits,
+        spurious, repeats, streamed (rounds of sparse streams after their first), refused_auth (without a valid
+        authentication tag), expired (expiries, which end rounds without late ranks), partial (results of such rounds),
+        late (chunks without this rank's contribution); round-trip time and retransmission timeout in seconds; the
+        window in rounds; and `totals`."""
         worker = self.worker
         return {name: int(worker.counters[name]) for name in COUNTERS} | {
             "rtt_s": int(worker.rtt["srtt"]) / 1e9,
@@ -316,7 +316,7 @@ class Core(CallQueue[TaskCall]):
         }
 
     def _start(self, call: TaskCall, now: float) -> bool:
-        """Give a call to the worker; False if it has to wait for the density or the exponents of an earlier result."""
+        """Start a call on the worker; False if it must wait for the density or the exponents of an earlier result."""
         if call.request.late and self._follows_running(call):
             return False
         request, blocks = call.request, call.sparse.blocks
@@ -342,7 +342,8 @@ class Core(CallQueue[TaskCall]):
         return True
 
     def _start_data(self, call: TaskCall, blocks: Sparse | None) -> int:
-        """The number of the task that moves a call's elements. `blocks`: those to skip."""
+        """Start the task that moves a call's elements; returns its number. `blocks`: how to skip zero blocks,
+        or None."""
         request, scheme = call.request, call.request.collective
         shares = max(scheme.shares, 1) if scheme is not None else 1
         remembers = blocks is None and call.dtype != "raw"
@@ -359,8 +360,8 @@ class Core(CallQueue[TaskCall]):
         )
 
     def _follows_running(self, call: TaskCall) -> bool:
-        """Whether a tensor of the same shape is under way, whose exponents this one's are guessed from. A rank that is
-        not in a sum must have guessed as the others did, so all have to guess from the same results."""
+        """Whether a tensor of the same shape is in progress, from whose exponents this one's will be predicted. A rank
+        that missed a sum must predict as the others did, so all ranks have to predict from the same results."""
         shape = call.dtype, call.request.numel
         return any((other.dtype, other.request.numel) == shape for other in self._running)
 
@@ -392,8 +393,8 @@ class Core(CallQueue[TaskCall]):
             self._report_calls(now)
 
     def _report_calls(self, now: float, failed: list[TaskCall] | None = None) -> None:
-        """Say what this rank has called, if that is news. `failed`: where the ranks differ, in place of what is under
-        way."""
+        """Report this rank's calls to the aggregator if they have changed. `failed`: the calls on which the ranks
+        differ, reported in place of the running ones."""
         first: dict[int, TaskCall] = {}
         with self._lock:
             counts = list(self._calls_of)
@@ -412,8 +413,8 @@ class Core(CallQueue[TaskCall]):
             self._report(report)
 
     def _explain(self, now: float) -> None:
-        """The worker has failed. Where the ranks disagree, each says what it has called, and the aggregator names two
-        that differ; without its answer, this rank fails by itself."""
+        """Handle a failed worker. If the ranks disagree, each reports its calls, and the aggregator names two that
+        differ; without its answer, this rank fails by itself."""
         if self._explains_until is None:
             behind = self._failure[0] == worker_state.ERROR_BEHIND
             self._explains_until = now if behind else now + _EXPLAIN_S
@@ -424,7 +425,7 @@ class Core(CallQueue[TaskCall]):
             self.fail(self._disagreement())
 
     def _failed_calls(self) -> list[TaskCall]:
-        """Those that have the chunk where the worker failed: one, or one of each queue."""
+        """Running calls that contain the chunk where the worker failed: one, or one of each queue."""
         chunk, tasks = int(self.worker.failure["chunk"]), self.worker.state.tasks
         rows = [(call, tasks[number % TASKS]) for call in self._running for number in call.tasks]
         return [call for call, task in rows if 0 <= chunk - int(task["first"]) < int(task["chunks"])]
@@ -444,23 +445,23 @@ class Core(CallQueue[TaskCall]):
 
 
 def adds_halves(request: Request) -> bool:
-    """Whether a request is one of half precision, which is a sum or a mean (others move bytes), that may travel as it
-    is."""
+    """Whether a request sums half precision (or takes the mean) and may be sent unconverted; other collectives move
+    bytes."""
     is_plain = request.numel > 0 and request.wire is None and request.late is None
     return request.dtype in tensors.HALVES and is_plain
 
 
 def as_halves(request: Request) -> Request:
-    """The same as a request for bytes, which the aggregator adds up as half precision (docs/protocol.md, section
-    11)."""
+    """Convert the request to one for bytes, which the aggregator adds as half precision (docs/protocol.md,
+    section 11)."""
     op = OPS[request.dtype, request.op]
     scheme = dataclasses.replace(request.collective or all_reduce(op), op=op, mark=2)
     return dataclasses.replace(request, numel=2 * request.numel, dtype=RAW, op="sum", collective=scheme)
 
 
 def widened(request: Request) -> Request:
-    """A request for half-precision values as one for float32 copies of them, rounded once at the end; any other as it
-    is."""
+    """Convert a request for half-precision values to one for float32 copies of them, rounded once at the end; other
+    requests are returned unchanged."""
     if request.dtype not in tensors.HALVES:
         return request
     values = tensors.widen_at(request.source, request.numel, request.dtype)

@@ -1,9 +1,9 @@
-"""Whether an all-reduce goes block-sparse: what callers may say, and what an agent decides by itself.
+"""Sparse mode of all-reduces: the caller's option, and the agent's automatic decision.
 
-`auto` costs no packet. The ranks must choose alike, and what they all have alike is results: after the first tensor of
-a kind (same dtype, length and blocks), and after each sixteenth, the share of blocks that are zero in its result is
-looked up, and decides about the tensors up to the next one that is looked at. The first goes sparse. A tensor whose
-predecessor is being looked at waits for it, because a rank that is ahead of the others must not guess.
+`auto` costs no packet. The ranks must decide alike, and results are equal on all ranks: after the first tensor of a
+kind (same dtype, length and blocks), and after each sixteenth, the share of zero blocks in its result is sampled, and
+determines the mode of the tensors up to the next sampled one. The first tensor is sent sparse. A tensor waits while its
+predecessor is being sampled, because a rank that is ahead of the others must not guess.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from switchml.runtime.jit import compile_once, kernel
 
 MODES = ("off", "on", "auto")
 LOOK_EVERY = 16
-"""Tensors of a kind from one that is looked at to the next."""
+"""Tensors of a kind from one sampled result to the next."""
 SPARSE_BELOW = 0.9
-"""Union density from which on words and first rounds cost more than skipped blocks save."""
+"""Union density above which index words and first rounds cost more than skipped blocks save."""
 LEAST_BLOCKS = 64
-"""A tensor of fewer blocks goes dense under `auto`: it is a matter of one round trip either way."""
+"""Tensors of fewer blocks are sent dense under `auto`: they take one round trip either way."""
 _SAMPLES = 1024
 _KINDS = 4096
-"""Kinds of tensors that are remembered."""
+"""Maximum number of kinds of tensors that are remembered."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A caller's choice: `mode` of MODES, and how a tensor is cut into blocks."""
+    """A caller's option: `mode` of MODES, and how a tensor is divided into blocks."""
 
     mode: str = "off"
     blocks: Sparse = Sparse()
@@ -40,9 +40,10 @@ OFF = Choice()
 
 
 def choice(value: Choice | Sparse | bool | str | None) -> Choice:
-    """What a caller passed as a Choice: True, False, Sparse(…), or "off", "on", "auto", "auto:block=64,threshold=1e-6".
+    """Convert a caller's option to a Choice: True, False, Sparse(…), or "off", "on", "auto",
+    "auto:block=64,threshold=1e-6".
 
-    Raises ConfigError if it is none of these.
+    Raises ConfigError for other values.
     """
     if isinstance(value, Choice):
         return value
@@ -68,7 +69,7 @@ def choice(value: Choice | Sparse | bool | str | None) -> Choice:
 
 @kernel
 def _non_zero(fmt, address, numel, block, size, stride):
-    """(blocks that are not zero, blocks examined) of every `stride`-th block."""
+    """Count (non-zero blocks, examined blocks) over every `stride`-th block."""
     non_zero = examined = 0
     for first in range(0, numel, block * stride):
         examined += 1
@@ -77,12 +78,12 @@ def _non_zero(fmt, address, numel, block, size, stride):
 
 
 def warm_up() -> None:
-    """Have what `union_density` runs compiled."""
+    """Compile the kernel of `union_density`."""
     compile_once(_non_zero, 0, 0, 0, 0, 0, 0)
 
 
 def union_density(address: int, numel: int, dtype: str, block: int) -> float:
-    """Share of blocks that are not zero, from a sample, in `numel` elements of `dtype` (of FORMATS) at `address`."""
+    """Estimated share of non-zero blocks, from a sample, in `numel` elements of `dtype` (of FORMATS) at `address`."""
     fmt = FORMATS[dtype]
     stride = max(1, -(-numel // block) // _SAMPLES)
     non_zero, examined = _non_zero(fmt, address, numel, block, ITEM_BYTES[fmt], stride)
@@ -91,7 +92,7 @@ def union_density(address: int, numel: int, dtype: str, block: int) -> float:
 
 @dataclass
 class Kind:
-    """What is known of one kind of tensor. `is_awaited`: the one that is looked at has no result yet."""
+    """State of one kind of tensor. `is_awaited`: the result of a tensor to be sampled is pending."""
 
     calls: int = 0
     is_sparse: bool = True
@@ -99,7 +100,8 @@ class Kind:
 
 
 class Memory:
-    """The kinds of tensors that an agent has seen under `auto`. Used from the agent's thread, in the order of calls."""
+    """The kinds of tensors that an agent has reduced under `auto`. Used from the agent's thread, in the order
+    of calls."""
 
     def __init__(self) -> None:
         self._kinds: collections.OrderedDict[tuple, Kind] = collections.OrderedDict()
@@ -114,13 +116,13 @@ class Memory:
         return self._kinds[key]
 
     def start(self, kind: Kind) -> bool:
-        """A tensor of this kind starts: whether its result is to be told to `look`."""
+        """Register the start of a tensor of this kind; returns whether its result is to be passed to `look`."""
         looked_at = kind.calls % LOOK_EVERY == 0
         kind.calls += 1
         kind.is_awaited = kind.is_awaited or looked_at
         return looked_at
 
     def look(self, kind: Kind, address: int, numel: int, dtype: str, blocks: Sparse) -> None:
-        """The result of a tensor that was to be looked at."""
+        """Sample the result of a tensor for which `start` returned True."""
         kind.is_sparse = union_density(address, numel, dtype, blocks.block) < SPARSE_BELOW
         kind.is_awaited = False

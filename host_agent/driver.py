@@ -1,8 +1,8 @@
-"""Who drives an agent: its own thread, or a caller that waits for the call it makes.
+"""Ownership of an agent's loop: its own thread, or a caller that waits for its call.
 
-A thread that is handed a small call, and hands back its result, costs more than the packets of the call: a wake-up
-each way, and the wait for Python's lock. So the agent's thread rests once nothing is under way. A caller that waits for
-its call then drives the agent itself, and a call that nobody waits for wakes the thread.
+Handing a small call to a thread and getting its result back costs more than the packets of the call: a wake-up each
+way, and the wait for Python's lock. So the agent's thread sleeps once nothing is in progress; a caller that waits for
+its call then drives the loop itself, and an asynchronous call wakes the thread.
 """
 
 import os
@@ -14,13 +14,15 @@ _THREAD = 0
 
 
 class DriverLock:
-    """Of one agent, whose thread has the first turn. `wake_fd`: an eventfd that ends the sleep of whoever drives."""
+    """Lock of one agent's loop, initially held by the agent's thread. `wake_fd`: an eventfd that ends the driver's
+    sleep."""
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._driver: int | None = _THREAD
-        """The agent's thread, the identifier of a caller's, or nobody while the thread rests."""
+        """The current driver: `_THREAD` for the agent's thread, the identifier of a caller's thread, or None while the
+        agent's thread sleeps."""
         self._rest = threading.Lock()
         self._rest.acquire()
 
@@ -28,7 +30,7 @@ class DriverLock:
         os.close(self.wake_fd)
 
     def wake(self) -> None:
-        """Somebody has something to do: the thread if it rests, else whoever drives, unless that is the caller."""
+        """Wake the agent's thread if it sleeps, else the driver, unless that is the calling thread."""
         with self._lock:
             driver = self._driver
             if driver is None:
@@ -37,14 +39,14 @@ class DriverLock:
             os.eventfd_write(self.wake_fd, 1)
 
     def sleep(self, most_s: float) -> None:
-        """For whoever drives: until somebody wakes, or so long."""
-        waiter = select.poll()  # takes descriptors beyond 1023, too
+        """For the driver: sleep until `wake`, or for at most `most_s` seconds."""
+        waiter = select.poll()  # supports descriptors beyond 1023, too
         waiter.register(self.wake_fd, select.POLLIN)
         if waiter.poll(most_s * 1000):
             os.eventfd_read(self.wake_fd)
 
     def take(self) -> bool:
-        """Whether the calling thread drives from now on: if nobody did. It ends that with `give_back`."""
+        """Make the calling thread the driver if there is none; returns whether it is. It ends that with `give_back`."""
         with self._lock:
             if self._driver is not None:
                 return False
@@ -52,7 +54,7 @@ class DriverLock:
             return True
 
     def give_back(self, is_idle: Callable[[], bool]) -> None:
-        """The thread goes on, unless there is nothing to do."""
+        """Hand the loop back to the agent's thread, or to nobody if there is nothing to do."""
         with self._lock:
             if is_idle():
                 self._driver = None
@@ -60,8 +62,8 @@ class DriverLock:
                 self._begin_thread()
 
     def rest(self, is_idle: Callable[[], bool]) -> None:
-        """For the agent's thread: until there is something to do that no caller does. Whoever brings something calls
-        `wake` after `is_idle` has become false."""
+        """For the agent's thread: sleep until there is work that no caller drives. Call `wake` after `is_idle` has
+        become false."""
         with self._lock:
             if not is_idle():
                 return

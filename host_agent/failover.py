@@ -1,9 +1,8 @@
-"""What a rank does when its aggregator is lost: it goes to the next one of its list with the other ranks, or waits for
-its own to come back, and goes on with the calls under way (docs/protocol.md, section 12).
+"""Failover of a rank whose aggregator is lost: it moves to the next standby together with the other ranks, or waits for
+its aggregator to return, and then continues the running calls (docs/protocol.md, section 12).
 
-`route` decides where to go and for how long, without a clock; `Failover` stops the agents of a rank, follows the
-route, and lets them go on. Where there are standbys, it also asks a silent aggregator whether it is still there
-(heartbeat.py).
+`route` decides on the next aggregator and its time limits, without a clock; `Failover` pauses the agents of a rank,
+follows the route, and resumes them. If there are standbys, it also pings a silent aggregator (heartbeat.py).
 """
 
 import functools
@@ -25,19 +24,18 @@ from switchml.errors import ConfigError, JoinError, SwitchMLError
 log = logging.getLogger("host_agent")
 
 FAILOVER_TIMEOUT = "20s"
-"""How long a rank tries to go on elsewhere, or waits for its aggregator: a supervisor restarts one within seconds. If
-one rank alone is cut off, the others hear of it after the peer timeout (10 s), and then come to the standby."""
+"""Default limit for failing over, or for waiting for the aggregator: a supervisor restarts one within seconds. If a
+single rank is cut off, the others detect it after the peer timeout (10 s), and then move to the standby."""
 REACH_S = 1.0
-"""How long an aggregator of several may take to answer before the next one is tried."""
+"""Seconds for one of several aggregators to answer before the next one is tried."""
 MEET_S = 3.0
-"""How long a rank waits for the others at the first aggregator that answers; half as long at the next, and so on. So
-ranks that started their rounds at different times still meet: each is at the first one more than half of its time."""
+"""Seconds that a rank waits for the others at the first aggregator that answers; half as long at the next, and so on.
+So ranks that started at different times still meet: each spends more than half of its time at the first one."""
 PAUSE_S = 0.1
 
 
 def timeout_s(text: str | None = None) -> float:
-    """SWITCHML_FAILOVER_TIMEOUT, a time such as 30s, or 0 for an error at once; bare seconds do too. Raises
-    ConfigError."""
+    """Parse SWITCHML_FAILOVER_TIMEOUT: a time such as 30s, bare seconds, or 0 to fail at once. Raises ConfigError."""
     text = text or os.environ.get("SWITCHML_FAILOVER_TIMEOUT") or FAILOVER_TIMEOUT
     try:
         return units.TIME.parse(text, bare=1.0)
@@ -46,8 +44,8 @@ def timeout_s(text: str | None = None) -> float:
 
 
 def split_standbys(address: str) -> tuple[str, tuple[str, ...]]:
-    """The aggregators of `a:1,b:1,standby=c:1`, and its standbys, in their order. Raises ConfigError if it names
-    standbys alone."""
+    """Split `a:1,b:1,standby=c:1` into the active aggregators and the standbys, in their order. Raises ConfigError if
+    there are only standbys."""
     listed = [each.strip() for each in address.split(",")]
     standbys = tuple(each.removeprefix("standby=").strip() for each in listed if each.startswith("standby="))
     active = ",".join(each for each in listed if not each.startswith("standby="))
@@ -58,7 +56,8 @@ def split_standbys(address: str) -> tuple[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Stop:
-    """An aggregator to try, and for how long (s): to reach it, and to meet the other ranks there."""
+    """An aggregator to try, with the time limits in seconds for reaching it and for waiting for the other
+    ranks there."""
 
     address: Any
     reach_s: float
@@ -66,8 +65,8 @@ class Stop:
 
 
 def route(addresses: Sequence[Any], lost: Any) -> Iterator[Stop]:
-    """Where to go after the aggregator at `lost`, one of `addresses`: to those after it in the list, round and round.
-    Where there is only one, that is waited for."""
+    """Aggregators to try after the loss of `lost`, one of `addresses`: cyclically those after it in the list. A single
+    aggregator is retried forever."""
     at = list(addresses).index(lost) + 1
     ordered = [*addresses[at:], *addresses[:at]]
     if len(ordered) == 1:
@@ -81,9 +80,11 @@ def route(addresses: Sequence[Any], lost: Any) -> Iterator[Stop]:
 def join_first(
     address: str, standbys: Sequence[str], options: joining.Options, **limit: int
 ) -> tuple[list[joining.Joined], list[str]]:
-    """Begin a job at its aggregator, or where that is not there, or is lost before the job has started, at a standby.
-    Returns what `joining.join` does, and all addresses, beginning with this one. An aggregator that has not been there
-    yet may take half of the time that is left; who was there goes on after `REACH_S`. Raises JoinError."""
+    """Join a job at its aggregator, or at a standby if that can't be reached or is lost before the job has started.
+
+    Returns the result of `joining.join`, and all addresses, rotated to start with the one joined. An aggregator that
+    has never been reached may take half of the remaining time; one that has been is given up after `REACH_S`. Raises
+    JoinError."""
     addresses = [address, *standbys]
     if not standbys:
         return joining.join(address, options, **limit), addresses
@@ -94,7 +95,7 @@ def join_first(
         reach_s = min(options.reach_timeout_s, max(left_s / 2, REACH_S))
         try:
             joined = joining.join(at, options.until(deadline, reach_timeout_s=reach_s, retry_s=REACH_S), **limit)
-        except SwitchMLError as error:  # of a tunnel or memory, too, if its aggregator died meanwhile
+        except SwitchMLError as error:  # also errors of a tunnel or shared memory, if its aggregator died meanwhile
             if time.monotonic() >= deadline or (
                 not isinstance(error, client.Unreachable) and is_there(at, options.tls_ca)
             ):
@@ -107,7 +108,7 @@ def join_first(
 
 
 def is_there(address: str, tls_ca: str | None = None) -> bool:
-    """Whether an aggregator answers, be it with a refusal."""
+    """Whether an aggregator answers, even with a refusal."""
     try:
         client.wait_for(address, tls_ca=tls_ca, timeout_s=REACH_S)
     except client.Unreachable:
@@ -118,50 +119,50 @@ def is_there(address: str, tls_ca: str | None = None) -> bool:
 
 
 def is_loss(event: client.SessionEvent, has_standby: bool) -> bool:
-    """Whether to go on elsewhere. A peer that is lost may be cut off from this aggregator alone: then it will be at the
-    standby."""
+    """Whether the event requires a failover. A lost peer may be cut off from this aggregator only: then it will be at
+    the standby."""
     return isinstance(event, client.AggregatorLost) or (isinstance(event, membership.PeerLost) and has_standby)
 
 
 class Mover(Protocol):
-    """An agent, as far as failing over needs it."""
+    """Interface of an agent that failover uses."""
 
     def pause(self) -> bytes:
-        """Stop moving packets; returns what `handover.rounds_of` says. The agent's thread then waits."""
+        """Stop moving packets and block the agent's thread; returns the progress (`handover.rounds_of`)."""
 
     def migrate(self, joined: joining.Joined, agreed: bytes) -> None:
-        """Go on at another aggregator, from the rounds `agreed`. Raises ConfigError."""
+        """Continue at another aggregator, from the rounds `agreed` by all ranks. Raises ConfigError."""
 
     def resume(self) -> None:
-        """End the wait that `pause` began."""
+        """Unblock the agent's thread after `pause`."""
 
     def fail(self, error: BaseException) -> None:
-        """End the rank's part in the job."""
+        """End the rank's participation in the job with `error`."""
 
     @property
     def has_no_result(self) -> bool:
-        """Whether no round has its result yet."""
+        """Whether no round has completed yet."""
 
     @property
     def sums_halves(self) -> bool:
-        """Whether half precision travels as it is."""
+        """Whether half precision is sent unconverted."""
 
     @property
     def is_over(self) -> bool:
-        """Whether that has happened."""
+        """Whether the rank's participation in the job has ended with an error."""
 
     @property
     def heard(self) -> int:
-        """How many packets have come from aggregators."""
+        """Number of packets received from aggregators."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether packets are awaited."""
+        """Whether packets are in flight."""
 
 
 class Failover:
-    """Of one rank's agents, one for each part of its job. `addresses`: of the aggregator and its standbys; `others`:
-    what to do with the session's other events."""
+    """Failover of one rank's agents, one for each part of its job. `addresses`: of the aggregator and its standbys;
+    `others`: handler of the session's other events."""
 
     def __init__(
         self,
@@ -183,16 +184,16 @@ class Failover:
             threading.Thread(target=self._watch, name="switchml-heartbeat", daemon=True).start()
 
     def _follow(self, joined: joining.Joined) -> None:
-        """Act on what a session, or the tunnel beside it, reports from now on."""
+        """Handle events of a session, and of the tunnel beside it, from now on."""
         session = joined.session
         if joined.tunnel is not None:
             joined.tunnel.on_lost(lambda reason: self._on_event(session, client.AggregatorLost(reason)))
         session.events(functools.partial(self._on_event, session))
 
     def _on_event(self, session: client.Session, event: client.SessionEvent) -> None:
-        """Called by a thread of the session or the tunnel."""
+        """Handle an event; called by a thread of the session or the tunnel."""
         if session is not self._session:
-            return  # that we have left
+            return  # an event of a session that this rank has left
         if isinstance(event, membership.PeerLeft):
             self._has_departed = True
         has_standby = len(self._addresses) > 1
@@ -206,7 +207,7 @@ class Failover:
         self._others(replace(event, reason=f"{event.reason}; {who} within {self._options.failover_s:g} s"))
 
     def _watch(self) -> None:
-        """Until this rank's part in the job ends."""
+        """Ping a silent aggregator until this rank's participation in the job ends."""
         beat, session = heartbeat.Heartbeat(), self._session
         while not self._is_over():
             time.sleep(heartbeat.TURN_S)
@@ -222,18 +223,18 @@ class Failover:
                     self._on_event(session, client.AggregatorLost("it is silent"))
 
     def _answered(self) -> None:
-        """The aggregator has answered a ping."""
+        """Count the aggregator's answer to a ping."""
         self._answers += 1
 
     def _go(self, reason: str) -> bool:
-        """Move; False if that was not possible, or the rank leaves."""
+        """Fail over; returns False if that was not possible, or the rank leaves."""
         started = time.monotonic()
         where = ", ".join(address for address in self._addresses if address != self._at) or "the same one"
         log.warning(
             f"{self._who}: aggregator {self._at} lost: {reason}; trying {where} for {self._options.failover_s:g} s"
         )
         reports = tuple(agent.pause() for agent in self._agents)
-        self._session.drop()  # not left: the others are to follow
+        self._session.drop()  # dropped, not left: the others are to follow
         try:
             moved = self._follow_route(reports, started + self._options.failover_s)
         finally:
@@ -269,12 +270,12 @@ class Failover:
         raise AssertionError("a route has no end")
 
     def _join(self, stop: Stop, resumption: Resumption, left_s: float) -> list[joining.Joined]:
-        """Raises JoinError and ConfigError."""
+        """Join at a stop of the route. Raises JoinError and ConfigError."""
         info = self._info
         transport = self._options.transport
         options = replace(
             self._options,
-            transport="auto" if transport in ("frames", "raw") else transport,  # a standby may be no switch
+            transport="auto" if transport in ("frames", "raw") else transport,  # a standby may not be a switch
             slots=info.slots * self._parts,
             queues=info.queues,
             timeout_s=min(stop.meet_s, left_s),
@@ -290,7 +291,7 @@ class Failover:
         return joined
 
     def _arrive(self, address: str, joined: list[joining.Joined]) -> None:
-        """Have the agents go on. Raises ConfigError."""
+        """Migrate the agents. Raises ConfigError."""
         session = joined[0].session
         self._tags += tuple(part.job_tag for part in session.info.parts)
         try:
@@ -300,19 +301,19 @@ class Failover:
             joining.close(joined)
             raise
         self._at, self._session, self._info = address, session, session.info
-        if not session.info.epoch:  # others had not heard that the job had started: it begins here
+        if not session.info.epoch:  # the other ranks had not learned that the job had started: it begins here
             self._lineage = _lineage(session.info)
         self._follow(joined[0])
 
 
 def _lineage(begun: JobInfo) -> int:
-    """What a job goes by as long as it goes on."""
+    """Identifier of a job that persists through failovers."""
     return begun.job_tag << 32 | begun.isn
 
 
 def _lacks(had: JobInfo, gets: JobInfo, sums_halves: bool) -> str:
-    """What the next aggregator can't do that a job's packets under way need; "" if nothing. `sums_halves`: half
-    precision travels as it is."""
+    """Feature that the job's running calls need and the next aggregator lacks; "" if none. `sums_halves`: half
+    precision is sent unconverted."""
     if not gets.rounds:
         return "does not take jobs over"
     if gets.dense_only and not had.dense_only:

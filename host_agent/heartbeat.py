@@ -1,24 +1,26 @@
-"""Whether an aggregator that sends nothing is still there. The connection to one that is killed breaks at once; of one
-that is cut off, or stopped, nothing more is heard. So it is asked.
+"""Detection of a lost aggregator that is silent. The connection to an aggregator that is killed breaks at once; one
+that is cut off or suspended just sends nothing, so it is pinged.
 
-`Heartbeat` decides when, without a thread or a clock.
+`Heartbeat` decides when to ping, without a thread or a clock.
 """
 
 import enum
 
 TURN_S = 0.1
 QUIET_TURNS = 2
-"""Turns without a packet after which the aggregator is asked, if packets are awaited."""
+"""Turns without a packet after which the aggregator is pinged while packets are in flight."""
 IDLE_TURNS = 10
-"""The same if none are: ranks that compute meanwhile are to move with those that wait."""
+"""Turns without a packet after which it is pinged while none are in flight: ranks that compute must fail over together
+with those that wait."""
 ANSWER_TURNS = 6
-"""How long an answer may take: three times the least retransmission timeout of TCP."""
+"""Turns until a ping's answer is overdue: three times TCP's minimum retransmission timeout."""
 MOST_ANSWER_TURNS = 100
-"""After so long gRPC's own pings notice (PEER_TIMEOUT_S of switchml/control/channel.py)."""
+"""Maximum of that limit: after this time gRPC's own pings detect a loss (PEER_TIMEOUT_S of
+switchml/control/channel.py)."""
 
 
 class Beat(enum.Enum):
-    """What a turn comes to."""
+    """Result of a turn."""
 
     CALM = enum.auto()
     ASK = enum.auto()
@@ -26,11 +28,11 @@ class Beat(enum.Enum):
 
 
 class Heartbeat:
-    """Of one rank. A turn is to be taken every TURN_S, so that a loss is noticed within a second.
+    """Heartbeat of one rank. `turn` must be called every TURN_S, so that a loss is detected within a second.
 
-    Turns are counted, not seconds: on a machine so busy that threads wait long for a processor, turns come late as
-    well, and an answer has more time. After each loss it has twice as many turns: if aggregators are slow, and not
-    lost, a job is not to be sent to and fro between them.
+    The limits count turns, not seconds: on a machine so busy that threads wait long for a processor, turns are late as
+    well, and an answer has more time. After each loss the limit doubles: if aggregators are slow, and not lost, a job
+    should not move back and forth between them.
     """
 
     def __init__(self) -> None:
@@ -38,11 +40,12 @@ class Heartbeat:
         self.begin()
 
     def begin(self) -> None:
-        """Count anew."""
+        """Restart the count."""
         self._heard, self._quiet, self._asked = -1, 0, 0
 
     def turn(self, heard: int, is_waiting: bool) -> Beat:
-        """`heard`: how many packets and answers have come so far; `is_waiting`: whether packets are awaited."""
+        """Take a turn. `heard`: number of packets and answers received so far; `is_waiting`: whether packets are in
+        flight."""
         if heard != self._heard:
             self.begin()
             self._heard = heard

@@ -1,9 +1,9 @@
-"""Predicted exponents for a tensor's first chunks, taken from earlier tensors.
+"""Predicted exponents for a tensor's first chunks, from earlier tensors.
 
 Training reduces the same tensors in the same order in each step, and several may have the same shape. So each tensor
-takes its exponents from the log's entry after the one that its predecessor used. If that has another shape, it is
-looked up anew: the last tensor of its shape that followed the longest matching run of shapes. All ranks reduce the same
-shapes in the same order, so their choices agree.
+takes its exponents from the log's entry after the one that its predecessor used. If that entry has another shape, the
+tensor is looked up anew: the last tensor of its shape that followed the longest matching run of shapes. All ranks
+reduce the same shapes in the same order, so their choices agree.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from switchml.protocol.worker import Worker, elements_per_chunk
 from switchml.protocol.worker_state import SUMS, TASKS
 
 _MOST = TASKS
-"""Least number of remembered tensors: as many as may be in progress, whose exponents the worker writes."""
+"""Minimum number of remembered tensors: as many as may be in progress, whose exponents the worker writes."""
 _BEHIND = (8, 3, 1, 0)
 """Numbers of preceding shapes by which a tensor is looked up, longest first."""
 
@@ -34,20 +34,20 @@ class Histories:
 
     def __init__(self, worker: Worker):
         self._payload_bytes = int(worker.identity["payload"])
-        blocks = max(int(worker.identity["large"]) // self._payload_bytes, 1)  # in a packet
+        blocks = max(int(worker.identity["large"]) // self._payload_bytes, 1)  # blocks in a packet
         self._window_blocks = int(worker.queues[SUMS]["slots"]) * blocks
         self._workers = int(worker.identity["workers"])
         self._log: list[_Entry] = []
         self._forgotten = 0
-        """Entries dropped from the log's start; places count from the first entry ever."""
+        """Number of entries dropped from the log's start; positions count from the first entry ever."""
         self._last: dict[tuple[Shape, ...], int] = {}
-        """Consecutive shapes → the latest place where they end."""
+        """Consecutive shapes → the latest position where they end."""
         self._followed = -1
-        """The place whose exponents the last tensor took; -1: none."""
+        """Position whose exponents the last tensor took; -1: none."""
 
     def of(self, dtype: str, numel: int) -> np.ndarray | None:
-        """For a tensor of `numel` elements of `dtype` (of FORMATS): int8[blocks of the first window], which the worker
-        reads and writes; None for integers."""
+        """Exponents for a tensor of `numel` elements of `dtype` (of FORMATS): int8[blocks of the first window], which
+        the worker reads and writes; None for integers."""
         if dtype in ("int32", "int64"):
             return None
         shape = (dtype, numel)
@@ -59,7 +59,7 @@ class Histories:
         else:
             self._followed = next((self._last[key] for key in keys if key in self._last), -1)
             model = self._at(self._followed)
-        codes = self._new(shape) if model is None else model.codes.copy()  # another tensor may take the same
+        codes = self._new(shape) if model is None else model.codes.copy()  # the entry may be reused
         place = self._forgotten + len(self._log)
         self._log.append(_Entry(shape, codes))
         self._last.update(dict.fromkeys(keys, place))

@@ -1,5 +1,5 @@
-"""How an agent joins its job: options are checked, a transport to the aggregator is chosen, the session begun, and
-memory shared where possible.
+"""Joining a job: check the options, choose a transport to the aggregator, begin the session, and share memory where
+possible.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ log = logging.getLogger("host_agent")
 _SHORTEST_JOIN_S = 1.0
 LONGEST_DEADLINE_S = 3600.0
 _FEW_LEVELS = 8
-"""Lanes in which a rank has fewer steps than this on each side of zero are worth a warning: int8 from 16 ranks on."""
+"""Minimum number of quantization steps on each side of zero; lanes with fewer cause a warning: int8 from 16 ranks on.
+"""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `HostAgent.join`, whose docstring explains each. None: the environment's, or the default."""
+    """The options of `HostAgent.join`, which documents each. None: from the environment, or the default."""
 
     job: str
     rank: int
@@ -59,35 +60,35 @@ class Options:
     sparse: density.Choice | Sparse | bool | str | None
     authenticate: bool | None
     queues: int = QUEUES
-    """Of collectives that the rank wants (docs/protocol.md, section 11)."""
+    """Number of queues of collectives that the rank requests (docs/protocol.md, section 11)."""
     failover_s: float = 0.0
-    """How long to try to go on when the aggregator is lost."""
+    """Limit in seconds for failing over when the aggregator is lost."""
     deadline_s: float = 0.0
-    """How long sums that may be late wait for a rank (section 13); 0: there are none."""
+    """Seconds that sums called with `late` wait for a rank (section 13); 0: the job has no deadline."""
     has_standby: bool = False
-    """Whether the job may go on at another aggregator, where packets may have to be smaller."""
+    """Whether the job may fail over to another aggregator, where packets may have to be smaller."""
     retry_s: float = math.inf
-    """How long an aggregator that is lost before the job has started is waited for."""
+    """Seconds to wait for an aggregator that is lost before the job has started."""
     resumption: Resumption | None = None
-    """Set where a job goes on (section 12)."""
+    """State of a job that fails over (section 12), else None."""
     is_given_up: Callable[[], bool] = lambda: False
-    """Asked while waiting for the other ranks."""
+    """Polled while waiting for the other ranks: whether to stop waiting."""
 
     def until(self, deadline: float, **changes: Any) -> Options:
-        """With so much time as is left, but a little of it, and `changes`."""
+        """Copy with `changes` and the time left until `deadline`, at least a second."""
         return replace(self, timeout_s=max(deadline - time.monotonic(), _SHORTEST_JOIN_S), **changes)
 
     def client_options(self) -> dict[str, Any]:
-        """For every `client.join`, whatever the job."""
+        """Arguments of every `client.join`, whatever the job."""
         secret = {} if self.secret is None else {"secret": self.secret}
         return {"peer_timeout_s": self.peer_timeout_s, "tls_ca": self.tls_ca, **secret}
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What joining opened for one part of a job: everything an agent needs to begin. `info`: of this part, which is
-    number `part`; `segment`: memory shared with the aggregator, if any; `tunnel`: of transport zmq; `impaired`: loss
-    and reordering for tests."""
+    """Resources of one part of a job that an agent needs to start. `info`: of this part, which has the number `part`;
+    `segment`: memory shared with the aggregator, if any; `tunnel`: of transport zmq; `impaired`: loss and reordering
+    for tests."""
 
     options: Options
     session: client.Session
@@ -101,7 +102,7 @@ class Joined:
 
     @property
     def sums_halves(self) -> bool:
-        """Whether half precision is added up as it is: by default, where the aggregator can."""
+        """Whether half precision is summed unconverted: by default, if the aggregator supports it."""
         return self.info.halves and self.options.wire == AUTO
 
     @property
@@ -112,16 +113,16 @@ class Joined:
 
     @property
     def key(self) -> bytes:
-        """With what packets are signed; through shared memory, whose writers are known, they are not."""
+        """Key with which packets are signed; empty with shared memory, whose writers are known."""
         return self.info.key if self.segment is None else b""
 
     @property
     def aggregator(self) -> tuple[str, int]:
-        """Where datagrams go."""
+        """Address to which datagrams are sent."""
         return self.transport.aggregator if self.tunnel is None else self.tunnel.address
 
     def packet_memory(self) -> dict[str, Any]:
-        """Where the worker builds its packets, as arguments of worker.Worker."""
+        """Packet buffers of the worker, as arguments of worker.Worker."""
         info = self.info
         if self.segment is not None:
             packets, most = shm.packets_of(self.segment, self.options.rank), self.segment.data_bytes
@@ -146,7 +147,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
     impaired = impairment(options.rank)
     if impaired is not None and transport_name == "shm":
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
-    # A rank that was stopped would read results there while later ones are written over them.
+    # A suspended rank would read results from memory that is overwritten by later ones.
     may_share = impaired is None and not options.deadline_s
     host = address.rpartition(":")[0].strip("[]")
     deadline = time.monotonic() + options.timeout_s
@@ -156,10 +157,10 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
     except JoinError:
         if transport_name == "zmq" or time.monotonic() >= deadline - options.timeout_s + reach_s - client.RETRY_S:
             raise
-        status = None  # joining explains better what is wrong
+        status = None  # the error of joining is more specific
     reached = time.monotonic()
     if options.resumption is None:
-        warm_up()  # before joining: nobody should wait for a rank that compiles
+        warm_up()  # before joining, since no rank should wait for another one's compilation
     deadline += time.monotonic() - reached
     with contextlib.ExitStack() as undo:
         transport = reach.choose(transport_name, status, host, options.job, options.rank, options.bind_ip)
@@ -176,7 +177,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             tunnel = TunnelClient(url, data_address, timeout_s=left_s)
             undo.callback(tunnel.close)
             data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
-        # Of what they can't carry, a job has more under way with as many slots as it has otherwise.
+        # With features that large packets do not support, a job has more in flight with the default number of slots.
         gains = wire in (AUTO, "int32") and sparse.mode == "off" and not options.has_standby
         is_large = gains and may_share and transport_name in ("auto", "shm") and _can_share_memory(status)
         session = client.join(
@@ -212,7 +213,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             segment, why_not = _shared_memory(info.segment, by)
             joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse, number))
         undo.pop_all()
-    for unused in transports[len(joined) :]:  # another rank, or the aggregator, has fewer
+    for unused in transports[len(joined) :]:  # another rank, or the aggregator, supports fewer parts
         unused.close()
     info, parts = session.info, f" in each of {len(joined)} parts" if len(joined) > 1 else ""
     log.info(
@@ -236,7 +237,7 @@ def close(joined: list[Joined]) -> None:
 
 
 def deadline_s() -> float:
-    """SWITCHML_DEADLINE, a time such as 50ms; 0 if it is not set. Raises ConfigError."""
+    """Parse SWITCHML_DEADLINE, a time such as 50ms; 0 if it is not set. Raises ConfigError."""
     try:
         return units.TIME.parse(os.environ.get("SWITCHML_DEADLINE") or "0", bare=1.0)
     except ConfigError as error:
@@ -244,7 +245,7 @@ def deadline_s() -> float:
 
 
 def check_deadline(options: Options, address: str, *, is_v1: bool, is_node: bool) -> None:
-    """Raises ConfigError for what a job with a deadline can't have."""
+    """Check that a job with a deadline uses no option that is incompatible with deadlines. Raises ConfigError."""
     if not 0 < options.deadline_s < LONGEST_DEADLINE_S:
         raise ConfigError(f"deadline {options.deadline_s:g} s: expected above 0, and below {LONGEST_DEADLINE_S:g} s")
     options, sparse = _resolved(options)
@@ -261,8 +262,8 @@ def check_deadline(options: Options, address: str, *, is_v1: bool, is_node: bool
 
 
 def _parts(transport: reach.Transport, status: StatusReply | None, host: str, most: int) -> int:
-    """Into how many parts this rank can divide its work: those that the aggregator has, up to its own cores. One where
-    packets go by memory or a tunnel, or as frames."""
+    """Number of parts into which this rank can divide its work: up to the aggregator's limit and its own cores. One if
+    packets use shared memory, a tunnel, or frames."""
     by_udp = transport.name == "udp" or (transport.name == "auto" and is_beyond_loopback(host))
     if status is None or not by_udp:
         return 1
@@ -270,7 +271,7 @@ def _parts(transport: reach.Transport, status: StatusReply | None, host: str, mo
 
 
 def _resolved(options: Options) -> tuple[Options, density.Choice]:
-    """With open options filled from the environment. Raises ConfigError for invalid ones."""
+    """Fill unspecified options from the environment. Raises ConfigError for invalid ones."""
     sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
     transport = options.transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
     wire = options.wire or os.environ.get("SWITCHML_WIRE") or AUTO
@@ -324,8 +325,8 @@ def _can_share_memory(status: StatusReply | None) -> bool:
 
 
 def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
-    """The memory to share with the aggregator, None for UDP and the tunnel, and for the log why not. Raises ConfigError
-    if `transport` insists on what is not available."""
+    """Attach the memory shared with the aggregator; returns (None, reason for the log) if packets use another
+    transport. Raises ConfigError if `transport` requires shared memory that is not available."""
     if transport not in ("auto", "shm"):
         return None, ""
     if not name and transport == "shm":
@@ -344,8 +345,8 @@ def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
 
 
 def impairment(rank: int) -> loop.Impaired | None:
-    """The impairment that SWITCHML_LOSS_RATE and SWITCHML_REORDER_RATE (probabilities) and SWITCHML_SEED describe, for
-    tests. Raises ConfigError."""
+    """Impairment described by SWITCHML_LOSS_RATE and SWITCHML_REORDER_RATE (probabilities) and SWITCHML_SEED, for
+    tests; None without any. Raises ConfigError."""
     rates = []
     for name in ("SWITCHML_LOSS_RATE", "SWITCHML_REORDER_RATE"):
         text = os.environ.get(name) or "0"

@@ -1,4 +1,4 @@
-"""A user's training command: in a form that can be run, and run."""
+"""Resolving and running a user's training command."""
 
 import contextlib
 import shutil
@@ -13,12 +13,12 @@ from switchml.runtime.children import dying_with_us, end
 from switchml.runtime.folders import TemporaryFolder
 
 END_S = 10.0
-"""How long a command may take to end once it should, before it is killed."""
+"""Seconds that a command may take to terminate before it is killed."""
 
 
 def runnable(command: Sequence[str]) -> list[str]:
-    """`command` in a form that can be run; torchrun works even if it is not on PATH. Raises ConfigError where there is
-    no such program."""
+    """`command` as a list of arguments that can be executed; torchrun works even if it is not on PATH. Raises
+    ConfigError if there is no such program."""
     if shutil.which(command[0]):
         return list(command)
     if command[0] == "torchrun":
@@ -31,10 +31,10 @@ def runnable(command: Sequence[str]) -> list[str]:
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], *, stdout: IO[str] | None = None, interrupted_s: float = 3.0
 ) -> int:
-    """The exit code of `command`, which does not outlive this process. `interrupted_s`: how long it may take to end
-    after Ctrl-C, which reaches it, too. Raises ConfigError where there is no such program."""
+    """Run `command`, which is terminated with this process, and return its exit code. `interrupted_s`: seconds that it
+    may take to terminate after Ctrl-C, which it receives, too. Raises ConfigError if there is no such program."""
     with TemporaryFolder("torchrun") as logs:
-        # torchrun makes a folder for its workers' logs in any case, and leaves it behind when a signal ends it.
+        # torchrun creates a folder for its workers' logs in any case, and leaves it behind when a signal ends it.
         return _run(command, {"PET_LOG_DIR": logs, **environment}, stdout, interrupted_s)
 
 

@@ -1,8 +1,7 @@
-"""The agent's compiled loop: datagrams to the worker's rules, the worker's packets to the socket, sleep when there is
-nothing to do.
+"""The agent's compiled loop: passes received datagrams to the worker, sends the worker's packets, and sleeps when idle.
 
-It runs on the agent's own thread without the GIL, and returns to Python only when Python has something to do: a task is
-done, something went wrong, somebody writes to the wake descriptor, or some time has passed.
+It runs on the agent's own thread without the GIL, and returns to Python only if a task is done, an error occurred, the
+wake descriptor was written to, or a timeout has passed.
 """
 
 import socket
@@ -23,11 +22,11 @@ from switchml.runtime.jit import compile_once, int64, kernel
 from switchml.runtime.memory import be32, borrowed, copy_bytes, serial_difference, u8_at
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
-"""Why the loop returned."""
+"""Reasons for which the loop returns."""
 
 
 _SPINS = 16
-"""Looks at the ring, yielding the processor in between, before the loop sleeps."""
+"""Number of polls of the ring, with the processor yielded in between, before the loop sleeps."""
 
 PLAIN, FRAMED, RAW = range(3)
 """Kinds of transport: UDP (or shared memory), Ethernet frames in UDP, frames through an interface."""
@@ -35,13 +34,13 @@ _NEVER = 0x7FFFFFFFFFFFFFFF
 
 
 class Loop(NamedTuple):
-    """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
-    uint64[2]: the endpoint where packets go, and the one that results come from; in frames that is what they have
-    inside. `shared` int64[shm.FIELDS]: the segment's `at`, its first element 0 if packets go by UDP. `transport`
-    int64[1]: one of the above. `flow`: whose frames are ours. `raw`: the interface's socket. What `downlink` and
-    `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `log`: where packets are recorded,
-    if it has any room. `key` uint64[2]: with what packets are signed (switchml/protocol/authentication.py), or
-    uint64[0]; `signed`: those whose tags are computed together. `patience`: of libc.give_way."""
+    """State of the loop. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator` uint64[2]:
+    the endpoint that packets are sent to, and the one that results come from; with frames, the inner endpoints.
+    `shared` int64[shm.FIELDS]: the segment's `at`, whose first element is 0 if packets use UDP. `transport` int64[1]:
+    one of the kinds above. `flow`: matches the frames of this agent. `raw`: the interface's socket. `delayed` and
+    `impaired`: incoming and outgoing packets after `downlink` and `uplink` have impaired them. `log`: packet log, if it
+    has any room. `key` uint64[2]: key with which packets are signed (switchml/protocol/authentication.py), or
+    uint64[0]; `signed`: packets whose tags are computed together. `patience`: of libc.give_way."""
 
     worker: State
     io: udp.UdpIO
@@ -66,7 +65,7 @@ class Loop(NamedTuple):
 
 @dataclass(frozen=True)
 class Impaired:
-    """Loss and reordering on purpose: probabilities, in each direction. The same `seed` brings the same fate."""
+    """Artificial loss and reordering: probabilities, in each direction. The same `seed` gives the same impairments."""
 
     loss_rate: float = 0.0
     reorder_rate: float = 0.0
@@ -85,9 +84,10 @@ def new_loop(
     impaired: Impaired | None = None,
     key: bytes = b"",
 ) -> Loop:
-    """Everything for `run`: `wake` is an eventfd, `aggregator` where packets go, `segment` the memory shared with it,
-    if any. With another `kind` than PLAIN packets are frames between `ends`, whose headers lie before them already; for
-    RAW, `raw` is the interface's socket. `key`: if packets carry tags, for which there is room behind them."""
+    """Create the state for `run`: `wake` is an eventfd, `aggregator` the address that packets are sent to, `segment`
+    the memory shared with it, if any. With a `kind` other than PLAIN, packets are frames between `ends`, preceded by
+    prepared headers; for RAW, `raw` is the interface's socket. `key`: given if packets carry authentication tags, for
+    which there is room after them."""
     slots = len(worker.state.slots)
     most_in, most_out = max(udp.RECEIVE_PACKETS, frames.RECEIVE_PACKETS, 4 * slots), 2 * slots + 64
     bad = impaired or Impaired()
@@ -118,8 +118,8 @@ def new_loop(
 
 @kernel
 def run(loop: Any, completed: int, tick_ns: int) -> Any:
-    """Move data until there is a reason to return (above). `completed`: tasks that Python knows to be done already.
-    TICK comes `tick_ns` after the call at the latest (negative: never).
+    """Move data until there is a reason to return (above). `completed`: number of completed tasks that Python has
+    processed. TICK is returned at the latest `tick_ns` after the call (negative: never).
 
     Comments with L cite the numbered steps of docs/protocol.md, section 6.
     """
@@ -134,11 +134,11 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
     impaired = impair.active(loop.downlink) or impair.active(loop.uplink)
     recording = len(loop.log.packets) > 0
     quiet = 0
-    if window.moved:  # to another aggregator
+    if window.moved:  # the job has moved to another aggregator
         n = handover.send_all(loop.worker, loop.out)
         _dispatch(loop, n, n, started, clock)
     while True:
-        # L1. Take what has arrived.
+        # L1. Receive arrived packets.
         count = shm.receive_down(loop.shared, me.identity.rank, loop.incoming) if near else _receive(loop)
         now = libc.now_ns(clock)
         incoming = loop.incoming
@@ -146,8 +146,8 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
         if authenticated:
             _remove_tags(loop, incoming, count)
-        # L2. Apply packet by packet, and send what that causes as soon as there is a window of it.
-        n = int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
+        # L2. Process each packet, and send the resulting packets as soon as they fill a window.
+        n = int64(0)  # a plain 0 has another type, for which `receive` would be compiled a second time
         for i in range(count):
             if incoming.endpoint[i] != source:
                 me.counters.refused += 1
@@ -175,12 +175,12 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         fresh = n
         n = timers.timeouts(loop.worker, now, loop.out, n)
         _dispatch(loop, fresh, n, now, clock)
-        # L5. Return if Python has something to do.
+        # L5. Return if Python has work to do.
         if me.counters.completed > completed:
             return TASK_DONE
         if 0 <= tick_ns <= now - started:
             return TICK
-        # L6. Go on while packets come, and a few times after.
+        # L6. Continue while packets arrive, and for a few iterations after.
         if count:
             quiet = 0
             continue
@@ -188,7 +188,7 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
             quiet += 1
             libc.give_way(loop.patience, libc.now_ns(clock), clock)
             continue
-        # L7. Sleep until a packet, a deadline, or somebody who wakes the loop.
+        # L7. Sleep until a packet, a deadline, or a write to the wake descriptor.
         quiet = 0
         if _sleep(loop, now, tick_ns, clock):
             return WOKEN
@@ -196,9 +196,9 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
 
 @kernel
 def _remove_tags(loop, packets, count):
-    """Set the lengths of authenticated packets to those without their tags, or below 0 where that is not the
-    aggregator's, for us and this round. No packet of a batch is so far from its slot's round that those before it would
-    change what is found."""
+    """Replace the lengths of authenticated packets by those without their tags, or by -1 where the tag is not the
+    aggregator's, for this rank and round. No packet of a batch is so far from its slot's round that the ones before it
+    would change the result."""
     worker, n = loop.worker, int64(0)
     identity = worker.scalars[0].identity
     for i in range(count):
@@ -221,9 +221,9 @@ def _remove_tags(loop, packets, count):
 
 @kernel
 def _dispatch(loop, fresh, n, now, clock):
-    """Send the listed slots' packets, `out[:n]`; those from `fresh` on are retransmissions."""
+    """Send the packets of the listed slots, `out[:n]`; those from `fresh` on are retransmissions."""
     near = loop.shared[shm.BASE] != 0
-    if n and len(loop.log.packets):  # before they leave: what they bring about must not be logged earlier
+    if n and len(loop.log.packets):  # logged before they are sent, so that no response is logged earlier
         packet_log.log_sent(loop.log, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
     if near:
         _hand_over(loop, fresh, n)
@@ -233,7 +233,7 @@ def _dispatch(loop, fresh, n, now, clock):
 
 @kernel
 def _sleep(loop, now, tick_ns, clock):
-    """Sleep until a packet or a deadline; whether somebody wrote to the wake descriptor."""
+    """Sleep until a packet or a deadline; returns whether the wake descriptor was written to."""
     me, near = loop.worker.scalars[0], loop.shared[shm.BASE] != 0
     waits = me.window.in_flight > 0 or me.window.first_task < me.window.next_task
     pause = max(me.timers.earliest - now, 0) if waits else np.int64(-1)
@@ -253,7 +253,7 @@ def _sleep(loop, now, tick_ns, clock):
         shm.announce_sleep(loop.shared, me.identity.rank, 0)
         if woken & 1:
             count = udp.receive_batch(loop.io, loop.incoming)
-            for i in range(count):  # the aggregator's knock has nothing in it
+            for i in range(count):  # the aggregator's wake-up datagrams are empty
                 if loop.incoming.length[i] != 0:
                     me.counters.refused += 1
     return woken & 2 != 0
@@ -261,7 +261,7 @@ def _sleep(loop, now, tick_ns, clock):
 
 @kernel
 def _receive(loop):
-    """Take what has come through the sockets; how many packets `loop.incoming` then lists."""
+    """Receive packets from the sockets; returns the number of packets in `loop.incoming`."""
     if loop.transport[0] == RAW:
         return frames.receive_batch(loop.raw, loop.incoming, loop.flow)
     count = udp.receive_batch(loop.io, loop.incoming)
@@ -272,8 +272,8 @@ def _receive(loop):
 
 @kernel
 def _send(loop, n, now):
-    """Send the packets of the listed slots through the socket, those with data first: packets of one length travel as
-    trains."""
+    """Send the packets of the listed slots through the socket, those with data first: consecutive packets of the same
+    length are sent as one train."""
     payload, rank = loop.worker.scalars[0].identity.payload, loop.worker.scalars[0].identity.rank
     before = frames.HEADER_BYTES if loop.transport[0] != PLAIN else 0
     outgoing = loop.outgoing
@@ -312,8 +312,8 @@ def _send(loop, n, now):
 
 @kernel
 def _hand_over(loop, fresh, n):
-    """Name the listed slots' packets in shared memory; those from `fresh` on are there already, and are only
-    probed."""
+    """Publish the listed slots' packets in shared memory; those from `fresh` on are already there, and are
+    only probed."""
     rank = loop.worker.scalars[0].identity.rank
     ring, head, end = shm.open_up(loop.shared, rank)
     for i in range(fresh):
@@ -322,7 +322,8 @@ def _hand_over(loop, fresh, n):
     shm.publish(ring, head)
     for i in range(fresh, n):
         shm.query_up(loop.shared, rank, seq_of(loop.worker, loop.out[i]) & 0xFFFFFFFF)
-    # Who probes has waited long: perhaps the aggregator sleeps because an earlier knock was lost, and its flag is gone.
+    # A probe means a long wait: an earlier wake-up may have been lost while the aggregator sleeps with its flag
+    # cleared.
     if n and (shm.must_wake(loop.shared, -1) or n > fresh):
         loop.outgoing.address[0], loop.outgoing.length[0], loop.outgoing.endpoint[0] = (
             loop.outgoing.address.ctypes.data,
@@ -334,7 +335,7 @@ def _hand_over(loop, fresh, n):
 
 def warm_up() -> None:
     """Compile the agent's kernels (a minute or more the first time on a machine) or load them from the cache (a
-    fraction of a second). Before joining a job, so that no rank keeps the others waiting."""
+    fraction of a second). Call it before joining a job, so that no rank delays the others."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         worker = Worker(rank=0, workers=1, slots=2, job_tag=0, isn=0)
         compile_once(run, new_loop(worker, sock, wake=0, aggregator=("127.0.0.1", 1)), 0, 0)

@@ -1,5 +1,5 @@
-"""The packet log: where the agent's compiled loop records its packets during a recording (recording.py). Arrays of a
-fixed size, empty when nothing is recorded. Times are nanoseconds of CLOCK_MONOTONIC.
+"""The packet log, to which the agent's compiled loop writes packet records during a recording (recording.py). Arrays of
+fixed size, empty without a recording. Times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from switchml.runtime.jit import kernel
 from switchml.runtime.memory import be32, serial_difference, u8_at
 
 SENT, RESENT, RECEIVED, REPEATED = range(4)
-"""Kinds of records: a round's first packet, a retransmission, an expected result, a result that was known already."""
+"""Kinds of records: a round's first packet, a retransmission, an awaited result, a result that had been received
+already."""
 
 PACKET = np.dtype(
     {
@@ -22,15 +23,15 @@ PACKET = np.dtype(
     },
     align=True,
 )
-"""One packet. `tensor`: number of the worker's task, in whose place recording.py puts the index of the call among its
-agent's; `chunk`: index in the tensor, -1 for a result of a round from before the recording; `seq`, with its version bit
-in `version`: the same on all ranks. `bytes`: without the headers below ours; 0 where a result was only asked for in
+"""Record of one packet. `tensor`: number of the worker's task, which recording.py replaces by the index of the call in
+its agent; `chunk`: index in the tensor, -1 for a result of a round from before the recording; `seq`, with its version
+bit in `version`: the same on all ranks. `bytes`: without headers of lower layers; 0 if the result was only requested in
 shared memory. `what`: one of the kinds above."""
 
 
 class PacketLog(NamedTuple):
-    """PACKET[capacity]; int64[2]: records written, and records that did not fit; int64[S, 2, 2]: tensor and chunk of
-    the last round of each slot and version."""
+    """PACKET[capacity]; int64[2]: number of records written, and of records dropped because the log was full; int64[S,
+    2, 2]: tensor and chunk of the last round of each slot and version."""
 
     packets: np.ndarray
     counts: np.ndarray
@@ -38,7 +39,7 @@ class PacketLog(NamedTuple):
 
 
 def new_packet_log(capacity: int, slots: int) -> PacketLog:
-    """With a `capacity` of 0 nothing is recorded."""
+    """Create a packet log; with a `capacity` of 0 nothing is recorded."""
     return PacketLog(np.zeros(capacity, PACKET), np.zeros(2, np.int64), np.full((slots, 2, 2), -1, np.int64))
 
 
@@ -55,8 +56,8 @@ def _write(log, what, at, tensor, chunk, seq, version, length):
 
 @kernel
 def log_sent(log, worker, out, fresh, n, probe_only, at):
-    """The packets of the listed slots, `out[:n]`, leave now; those from `fresh` on are retransmissions, or with
-    `probe_only` questions without data."""
+    """Record that the packets of the listed slots, `out[:n]`, are sent now; those from `fresh` on are retransmissions,
+    or with `probe_only` probes without data."""
     for i in range(n):
         index = out[i]
         slot = worker.slots[index]
@@ -70,7 +71,7 @@ def log_sent(log, worker, out, fresh, n, probe_only, at):
 
 @kernel
 def is_awaited(worker, address):
-    """Whether the result at `address` is the one that its slot waits for. Call it before `worker.receive`."""
+    """Whether the result at `address` is the one that its slot awaits. Call it before `worker.receive`."""
     seq = be32(u8_at(address, 6), 2)
     index = seq & (len(worker.slots) - 1)
     return worker.slots[index].busy and serial_difference(seq, seq_of(worker, index)) == 0
@@ -78,7 +79,7 @@ def is_awaited(worker, address):
 
 @kernel
 def log_received(log, worker, address, length, awaited, at):
-    """`worker.receive` has taken a result."""
+    """Record a result that `worker.receive` has accepted."""
     slot_count = len(worker.slots)
     seq = be32(u8_at(address, 6), 2)
     index = seq & (slot_count - 1)

@@ -1,7 +1,7 @@
-"""The processes of a job's ranks: forked from one that has done their imports, asked by their parent, and ended.
+"""The processes of a job's ranks: forked from a process that has done their imports, controlled by their parent.
 
-A request is anything that can be pickled. A rank gives each exactly one answer, or a `Failure` in its place, and may
-report its progress before that. What requests mean is up to the rank's class.
+A request is any object that can be pickled. A rank sends exactly one answer to each, or a `Failure` in its place, and
+may report progress before. The rank's class defines the requests.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.11
 
 ANSWER_S = 300.0
-"""How long a rank may take for anything; the first start on a machine compiles."""
+"""Default limit in seconds for an answer; the first start on a machine compiles."""
 ROOT_CAUSE_S = 3.0
-"""After a first failure, how long to look for its cause: a rank that misses a dead peer often reports it before the
-death is noticed."""
+"""Seconds after a first failure to look for its cause: a rank that waits for a dead peer often reports an error before
+the death is detected."""
 _WATCH_EVERY_S = 0.5
 
 Report = Callable[[Any], None]
-"""Sends the parent a report of a rank's progress."""
+"""Function that sends a report of a rank's progress to the parent."""
 
 
 # The process of one rank
@@ -38,7 +38,7 @@ Report = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank cannot go on. `is_consequence`: only because of what happened to another one."""
+    """A rank's error, after which it can't continue. `is_consequence`: whether another rank's failure caused it."""
 
     kind: str
     message: str
@@ -48,7 +48,7 @@ class Failure:
     def of(cls, error: Exception) -> Failure:
         kind = type(error).__name__
         message = (str(error).strip() or kind).split("\n")[0]
-        # A future's error comes out of C++ as a RuntimeError that quotes the original.
+        # The error of a future is a C++ RuntimeError that quotes the original.
         if quoted := re.search(r"when running the callback: (\w+): (.*)", message):
             kind, message = quoted.groups()
         is_consequence = issubclass(getattr(errors, kind, Exception), JobError)
@@ -58,16 +58,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class _Progress:
-    """A report, on its way to the parent."""
+    """A progress report, sent to the parent."""
 
     report: Any
 
 
 class Rank(Protocol):
-    """What a rank does."""
+    """Interface of a rank."""
 
     def answer(self, request: Any) -> Any:
-        """Do what a request says. What it raises becomes a `Failure`."""
+        """Process a request. An exception becomes a `Failure`."""
 
     def leave(self) -> None:
         """Leave the job in good order."""
@@ -76,25 +76,25 @@ class Rank(Protocol):
 def _main(make: Callable[[Report], Rank], pipe: connection.Connection) -> None:
     """Entry point of the process. Its parent is the fork server, which ends with the process that it forks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what ends when
-    die_with_parent(os.getppid())  # a namespace stays for as long as a process lives in it
+    die_with_parent(os.getppid())  # a network namespace exists for as long as a process in it
     try:
         rank = make(lambda report: pipe.send(_Progress(report)))
         while (request := pipe.recv()) is not None:
             pipe.send(rank.answer(request))
         rank.leave()
     except (EOFError, ConnectionError):
-        os._exit(1)  # the parent is gone, or has closed the pipe
+        os._exit(1)  # the parent has ended, or has closed the pipe
     except Exception as error:
         pipe.send(Failure.of(error))
-        os._exit(1)  # leaving in good order would wait for ranks that wait for us
+        os._exit(1)  # leaving in good order would wait for ranks that wait for this one
 
 
 # The parent
 
 
 class Team:
-    """The processes of a job's ranks, one for each of `makers`, whose result answers requests. `with` ends them: in
-    good order, or at once if there was an error."""
+    """The processes of a job's ranks, one per element of `makers`, a factory of the `Rank`. As a context manager it
+    ends them: in good order, or at once after an error."""
 
     def __init__(self, ranks: context.ForkServerContext, makers: Sequence[Callable[[Report], Rank]]):
         self._pipes: list[connection.Connection] = []
@@ -120,7 +120,8 @@ class Team:
             self._stop()
 
     def ask(self, request: Any, **options: Any) -> list[Any]:
-        """Each rank's answer, in their order. Raises what went wrong with one of them; `options` are `ask_each`'s."""
+        """Send a request to all ranks and return their answers in order. Raises a failed rank's error; `options` are
+        those of `ask_each`."""
         return self.ask_each([request] * len(self._pipes), **options)
 
     def ask_each(
@@ -131,7 +132,8 @@ class Team:
         on_report: Report = lambda report: None,
         watch: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """The same, a request for each rank. `on_report` gets their reports; `watch` is called often, and may raise."""
+        """Like `ask`, with a request per rank. `on_report` receives progress reports; `watch` is called often, and may
+        raise."""
         self._send(requests)
         answers: dict[int, Any] = {}
         failures: dict[int, Failure] = {}
@@ -164,7 +166,7 @@ class Team:
         return [answers[rank] for rank in sorted(answers)]
 
     def _stop(self) -> None:
-        """End whatever still runs."""
+        """Kill the remaining processes."""
         for child in self._processes:
             child.kill()
         for child in self._processes:

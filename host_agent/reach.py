@@ -1,8 +1,8 @@
-"""How an agent's packets reach the aggregator: transport, address, and what a P4 switch has to know of this rank.
+"""The path of an agent's packets to the aggregator: transport, address, and the registration with a P4 switch.
 
-transport = choose("auto", client.wait_for(address), host)   # and the socket that decides this rank's address
+transport = choose("auto", client.wait_for(address), host)   # also opens the socket, which determines the address
 session = client.join(…, data_address=transport.data_address, transport=transport.name, mac=transport.mac)
-transport.follow(session.info)                               # where packets go from here
+transport.follow(session.info)                               # sets the destination of packets
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 
 TRANSPORTS = ("auto", "udp", "shm", "zmq", "frames", "raw")
 _SIOCGIFADDR, _SIOCGIFBRDADDR, _SIOCGIFHWADDR = 0x8915, 0x8919, 0x8927
-"""linux/sockios.h; /sys would show another network namespace's interfaces to who has entered one."""
+"""From linux/sockios.h; after entering a network namespace, /sys would still show the interfaces of the previous one.
+"""
 _EXPERIMENTAL = 0x88B5
 """An Ethernet type that nobody answers (IEEE 802, local experiments)."""
 _DISCARD = 9
 
 Socket = socket.socket
-"""A class below has a field of that name."""
+"""Alias, since a class below has a field of that name."""
 
 
 @dataclass
 class Transport:
-    """How a rank's packets travel. `name`: one of TRANSPORTS. `kind`: loop.PLAIN, FRAMED or RAW. `aggregator`: where
-    UDP datagrams go. `socket` is bound; with an interface of its own it only keeps the port."""
+    """Transport of a rank's packets. `name`: one of TRANSPORTS. `kind`: loop.PLAIN, FRAMED or RAW. `aggregator`:
+    destination of UDP datagrams. `socket` is bound; with a raw interface it only reserves the port."""
 
     name: str
     socket: Socket
@@ -59,11 +60,11 @@ class Transport:
         return address
 
     def another(self) -> Transport:
-        """One with another port of the same address, for UDP. Raises ConfigError."""
+        """Another transport with the same address and a different port, for UDP. Raises ConfigError."""
         return Transport(self.name, bound(self.data_address[0]))
 
     def announce(self) -> None:
-        """Send a frame, from which the switch learns at which port this rank is. Raises ConfigError."""
+        """Send a frame from which the switch learns this rank's port. Raises ConfigError."""
         if self.name == "raw":
             self.raw = frames.open_interface(self.interface, self.data_address[1])
             hello = b"\xff" * 6 + self.mac.to_bytes(6, "big") + struct.pack(">H", _EXPERIMENTAL) + bytes(46)
@@ -73,7 +74,7 @@ class Transport:
             self.socket.sendto(b"", (address_of(self.interface, _SIOCGIFBRDADDR), _DISCARD))
 
     def follow(self, info: JobInfo) -> None:
-        """The job has started: its `info` says where packets go. Raises ConfigError."""
+        """Set the destination of packets from the `info` of the started job. Raises ConfigError."""
         self.aggregator = info.data_address
         if info.link is None or self.name == "udp":
             return
@@ -84,12 +85,12 @@ class Transport:
             self.kind, self.aggregator = loop.FRAMED, (host, int(port))
             return
         self.kind = loop.RAW
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # frames come to it, too, and nobody reads them
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # it receives the frames, too; nobody reads them
         if self.raw is None:
             self.raw = frames.open_interface(where, self.data_address[1])
 
     def packet_rows(self, slots: int, payload_bytes: int) -> np.ndarray | None:
-        """Rows in which a worker builds its packets, if they need headers in front: uint8[2 slots, …]."""
+        """Rows in which a worker builds its packets, if they need frame headers: uint8[2 slots, …]; else None."""
         if self.ends is None:
             return None
         packet_bytes = HEADER_BYTES + payload_bytes
@@ -98,7 +99,7 @@ class Transport:
         return rows
 
     def sparse_rows(self, slots: int) -> np.ndarray | None:
-        """The same for packets of sparse streams, which differ in length: the loop puts the headers in front."""
+        """Such rows for packets of sparse streams, which differ in length: the loop prepends the headers."""
         return None if self.ends is None else np.zeros((2 * slots, FRAME_HEADER_BYTES + MAX_SPARSE_BYTES), np.uint8)
 
     def close(self) -> None:
@@ -110,8 +111,8 @@ class Transport:
 def choose(
     transport: str, status: StatusReply | None, host: str, job: str, rank: int, bind_ip: str | None
 ) -> Transport:
-    """The transport to the aggregator with this `status` (None if it did not answer), whose control port
-    is at `host`. Raises ConfigError if it can't be reached that way."""
+    """Choose the transport to the aggregator with this `status` (None if it did not answer), whose control port is at
+    `host`. Raises ConfigError if the aggregator can't be reached with `transport`."""
     plane = status.dataplane if status is not None else None
     if plane is None or not plane.mac:
         if transport in ("frames", "raw"):
@@ -147,13 +148,13 @@ def choose(
 
 
 def bound(ip: str, port: int = 0) -> socket.socket:
-    """A UDP socket at a port of an address, by default any. Raises ConfigError."""
+    """A UDP socket bound to an address and port, by default any port. Raises ConfigError."""
     where = f"{ip}:{port}" if port else ip
     return ports.bound(ip, port, f"can't receive on {where}", "bind_ip is to be an address of this machine")
 
 
 def announce(sock: socket.socket) -> None:
-    """Send an empty datagram to everybody in the network of a socket's address, if it has any."""
+    """Send an empty broadcast datagram to the network of a socket's address, if it has a broadcast address."""
     ip = sock.getsockname()[0]
     here = (item for each in psutil.net_if_addrs().values() for item in each if item.family == socket.AF_INET)
     network = next((item.broadcast for item in here if item.address == ip), None)
@@ -164,31 +165,32 @@ def announce(sock: socket.socket) -> None:
 
 
 def buffer_bytes(transport: Transport) -> int:
-    """Grow the receive buffer as far as it goes, and return its size."""
+    """Grow the receive buffer as far as possible, and return its size."""
     return sockets.grow_buffers(transport.raw if transport.raw is not None else transport.socket, 4 << 20)
 
 
 def own_address(host: str, job: str, rank: int) -> str:
-    """Where this rank receives: on loopback an address of its own, else the local address that routes to `host`."""
+    """Address at which this rank receives: on loopback an address of its own, else the local address of the route to
+    `host`."""
     try:
         remote = socket.gethostbyname(host)
     except OSError as error:
         raise ConfigError(f"aggregator host {host!r}: {error.strerror or error}") from None
     if remote.startswith("127."):
-        digest = zlib.crc32(f"{job} {os.getpid()}".encode())  # ports may be given, so other jobs need other addresses
+        digest = zlib.crc32(f"{job} {os.getpid()}".encode())  # jobs may use equal ports, so addresses must differ
         return f"127.{1 + digest % 254}.{digest >> 8 & 0xFF}.{rank % 254 + 1}"
     return address_towards(remote)
 
 
 def address_towards(remote: str) -> str:
-    """The local IPv4 address that routes to `remote`. Sends nothing. Raises OSError."""
+    """The local IPv4 address of the route to `remote`. Sends nothing. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((remote, _DISCARD))
         return str(probe.getsockname()[0])
 
 
 def interface_to(ip: str) -> str:
-    """The interface on whose link an IPv4 address is, as the kernel's routes have it; "" if there is none."""
+    """The interface directly connected to an IPv4 address, according to the kernel's routes; "" if there is none."""
     target, best, name = int(ipaddress.IPv4Address(ip)), -1, ""
     try:
         lines = Path("/proc/net/route").read_text().splitlines()[1:]
@@ -197,14 +199,14 @@ def interface_to(ip: str) -> str:
     for interface, *columns in (line.split() for line in lines):
         destination, gateway, mask = (
             int.from_bytes(bytes.fromhex(columns[i])[::-1], "big") for i in (0, 1, 6)
-        )  # printed as the machine's words, of addresses in network order
+        )  # printed as words in host byte order, of addresses in network order
         if not gateway and mask > best and mask and target & mask == destination:
             best, name = mask, interface
     return name
 
 
 def _ioctl(interface: str, request: int) -> bytes:
-    """A property of an interface from the kernel: a struct sockaddr."""
+    """Query a property of an interface: a struct sockaddr."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             return fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))[16:32]
@@ -213,7 +215,7 @@ def _ioctl(interface: str, request: int) -> bytes:
 
 
 def address_of(interface: str, request: int = _SIOCGIFADDR) -> str:
-    """Its IPv4 address. Raises ConfigError."""
+    """IPv4 address of an interface. Raises ConfigError."""
     return socket.inet_ntoa(_ioctl(interface, request)[4:8])
 
 

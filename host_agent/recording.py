@@ -1,6 +1,6 @@
-"""A recording of what this process's agents did, call by call and packet by packet, for host_agent/profile.
+"""Recording of the calls and packets of this process's agents, for host_agent/profile.
 
-`start` makes every agent keep a log, those that join later too, and `stop` ends that. Times are nanoseconds of
+`start` makes every agent keep a log, including those that join later, and `stop` ends that. Times are nanoseconds of
 CLOCK_MONOTONIC. This module imports quickly, since jobs over Gloo are profiled too.
 """
 
@@ -19,27 +19,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from host_agent.packet_log import PacketLog  # compiled code takes a while to import
+    from host_agent.packet_log import PacketLog  # importing compiled code takes a while
 
 MOST_PACKETS = 1 << 20
 """Default capacity of a packet log (32 MiB of memory, which is only used as records are written)."""
 
 
 LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
-"""Names of spans: submitting an all-reduce (its number follows after #), waiting for one, and for all of DDP's."""
+"""Names of spans: submitting an all-reduce (with its number after #), waiting for one, and waiting for all of DDP's."""
 
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-"""Collectives, as records number them."""
+"""Kinds of collectives, numbered as in records."""
 
 Span = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass
 class CallRecord:
-    """One collective, under way until `done` is set. `kind`: its number in KINDS; `bytes` of the tensor, all ranks'
-    shares together; `launch`: the number of the span that
-    submitted it (`launching`), -1 if none did; `failed`: it ended with an error, or was still under way when the
-    recording ended."""
+    """One collective, in progress until `done` is set. `kind`: index in KINDS; `bytes` of the tensor, including all
+    ranks' shares; `launch`: number of the span that submitted it (`launching`), -1 without one; `failed`: it ended with
+    an error, or was still in progress when the recording ended."""
 
     tensor: int
     submitted: int
@@ -52,13 +51,13 @@ class CallRecord:
 
 
 CALL = np.dtype([(each.name, "?" if each.type == "bool" else "i8") for each in fields(CallRecord)])
-"""The same in an array."""
+"""dtype of call records."""
 
 
 @dataclass(eq=False)
 class AgentLog:
-    """One agent's call log and packet log. `before` and `after`: its `stats()` at either end; `ranks`: its ranks in the
-    job's default group."""
+    """One agent's call log and packet log. `before` and `after`: its `stats()` at the start and the end; `ranks`: its
+    ranks in the job's default group."""
 
     job: str
     job_tag: int
@@ -72,14 +71,16 @@ class AgentLog:
     calls: dict[int, CallRecord] = field(default_factory=dict)
     ended: int = 0
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Task of the worker's → number of its call, and of its first chunk in it: a seal follows the data."""
+    """Task of the worker → index of its call, and the offset of its first chunk in the call: a seal follows the data.
+    """
 
     def submitted(self, tensor: int, nbytes: int, kind: str = KINDS[0]) -> None:
         now = time.monotonic_ns()
         self.calls[tensor] = CallRecord(tensor, now, 0, 0, nbytes, _thread.launch, KINDS.index(kind))
 
     def started(self, tensor: int, places: dict[int, int]) -> None:
-        """`places`: the worker's tasks for the call, and the chunk with which each begins."""
+        """Record the start of a call. `places`: the worker's tasks for the call, and the chunk with which each
+        begins."""
         self.places |= {task: (tensor, first) for task, first in places.items()}
         if tensor in self.calls:
             self.calls[tensor].started = time.monotonic_ns()
@@ -91,7 +92,7 @@ class AgentLog:
 
     @property
     def packets(self) -> np.ndarray:
-        """PACKET[records] so far; `tensor` is -1 in those of calls that were under way before."""
+        """PACKET[records] so far; `tensor` is -1 for calls that were in progress before the recording."""
         records = self.packet_log.packets[: self.packet_log.counts[0]].copy()
         tasks = np.array([-2, *sorted(self.places)])
         known = np.array([(-1, 0), *(self.places[task] for task in sorted(self.places))])
@@ -103,11 +104,11 @@ class AgentLog:
 
     @property
     def lost(self) -> int:
-        """Packets that did not fit into the log."""
+        """Number of packets that did not fit into the log."""
         return int(self.packet_log.counts[1])
 
     def calls_array(self) -> np.ndarray:
-        """CALL[calls] in the order of their submission. Calls still under way end with the recording."""
+        """CALL[calls] in the order of submission. Calls still in progress end with the recording."""
         array = np.array([astuple(call) for call in self.calls.values()], CALL)
         for name in ("started", "done"):
             array[name] = np.where(array[name] == 0, self.ended, array[name])
@@ -115,7 +116,7 @@ class AgentLog:
 
 
 class RecordedAgent(Protocol):
-    """What a recording needs of an agent."""
+    """Interface of an agent that a recording uses."""
 
     job: str
     job_tag: int
@@ -133,7 +134,7 @@ class RecordedAgent(Protocol):
 
 
 class Recording:
-    """The logs of all agents of this process. Make it with `start`."""
+    """The logs of all agents of this process. Created by `start`."""
 
     def __init__(self, most_packets: int, span: Span) -> None:
         self.most_packets, self.span = most_packets, span
@@ -147,14 +148,14 @@ class _Thread(threading.local):
 _thread = _Thread()
 _lock = threading.RLock()
 _agents: weakref.WeakKeyDictionary[RecordedAgent, None] = weakref.WeakKeyDictionary()
-"""In the order in which they joined."""
+"""Agents in the order in which they joined."""
 _current: Recording | None = None
 _launches = itertools.count()
 
 
 def start(most_packets: int = MOST_PACKETS, span: Span = nullcontext) -> Recording:
-    """Record all agents of this process, each with at most `most_packets` packets; `span(name)` marks in a profile what
-    a thread does. There is one recording at a time: an earlier one ends."""
+    """Record all agents of this process, each with at most `most_packets` packets; `span(name)` creates a profiler
+    span. There is one recording at a time: an earlier one ends."""
     global _current
     with _lock:
         if _current is not None:
@@ -166,7 +167,7 @@ def start(most_packets: int = MOST_PACKETS, span: Span = nullcontext) -> Recordi
 
 
 def stop(recording: Recording) -> None:
-    """End `recording`; its logs stay as they are."""
+    """End `recording`; its logs remain unchanged."""
     global _current
     with _lock:
         if _current is not recording:
@@ -177,18 +178,18 @@ def stop(recording: Recording) -> None:
 
 
 def waiting() -> AbstractContextManager[Any]:
-    """Around what waits for an all-reduce."""
+    """Span around waiting for an all-reduce."""
     recording = _current
     return nullcontext() if recording is None else recording.span(WAIT)
 
 
 def is_on() -> bool:
-    """Whether a recording is under way."""
+    """Whether a recording is active."""
     return _current is not None
 
 
 def launching() -> AbstractContextManager[Any]:
-    """Around what submits all-reduces: their records get the number of the span."""
+    """Span around submitting all-reduces: their records get the number of the span."""
     recording = _current
     return nullcontext() if recording is None else _launching(recording)
 
@@ -204,11 +205,11 @@ def _launching(recording: Recording) -> Iterator[None]:
             _thread.launch = -1
 
 
-# For agents
+# Called by agents
 
 
 def register(agent: RecordedAgent) -> None:
-    """An agent begins to work."""
+    """Register an agent that starts to work."""
     with _lock:
         _agents[agent] = None
         if _current is not None:
@@ -216,7 +217,7 @@ def register(agent: RecordedAgent) -> None:
 
 
 def unregister(agent: RecordedAgent) -> None:
-    """An agent has ended its work."""
+    """Unregister an agent that has stopped working."""
     with _lock:
         _agents.pop(agent, None)
         _finish(agent)

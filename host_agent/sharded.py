@@ -4,11 +4,11 @@
         total = agent.allreduce(x)
 
 All ranks list the same aggregators in the same order. At the i-th of n the job is called "demo.i-of-n", so that ranks
-whose lists differ never meet. A large tensor is cut where packets end anyway, so its bits are those that one aggregator
-would give; small ones go whole to one aggregator after the other.
+with different lists never join the same job. A large tensor is split at packet boundaries, so its bits are those that
+one aggregator would give; small ones are sent whole, to the aggregators in turn.
 
 Parts of a job at one aggregator (docs/protocol.md, section 7) are such agents, too, which share a name and a session.
-There small tensors go to the first part.
+There, small tensors are sent by the first part.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.worker import elements_per_chunk
 
 LEAST_SHARD = 32
-"""Packets for each of several aggregators that are worth splitting a call for."""
+"""Minimum number of packets for each of several aggregators that makes splitting a call worthwhile."""
 LEAST_PART = 2048
-"""The same for each thread of one: of less than 4 MiB two parts were not always faster than one, as measured on two
-cores."""
+"""The minimum for each thread of one aggregator: below 4 MiB two parts were not always faster than one, as measured on
+two cores."""
 _GAUGES = ("rtt_s", "rto_s", "busy_s")
-"""Statistics of which the largest counts, not the sum."""
+"""Statistics whose maximum counts, not the sum."""
 
 
 def split_addresses(addresses: str) -> list[str]:
-    """The aggregators of a comma-separated list. Raises ConfigError if one is missing between commas."""
+    """Split a comma-separated list of aggregators. Raises ConfigError if one is empty."""
     listed = [address.strip() for address in addresses.split(",")]
     if not all(listed):
         raise ConfigError(f"aggregators {addresses!r}: expected host:port,host:port,…")
@@ -46,7 +46,7 @@ def split_addresses(addresses: str) -> list[str]:
 
 
 def parts_of(numel: int, per_chunk: int, shards: int, least: int = LEAST_SHARD) -> list[tuple[int, int]]:
-    """(first element, count) of each shard's part, cut at multiples of `per_chunk`; empty unless each has `least`
+    """(first element, count) of each shard's part, split at multiples of `per_chunk`; empty unless each has `least`
     chunks."""
     chunks = -(-numel // per_chunk)
     if chunks < least * shards:
@@ -57,7 +57,7 @@ def parts_of(numel: int, per_chunk: int, shards: int, least: int = LEAST_SHARD) 
 
 class ShardedAgent(Agent):
     """One rank of one job at several aggregators: `agents`, one at each, and `addresses` for messages; or at several
-    threads of one, which needs no address. `HostAgent.join` makes it."""
+    threads of one, without addresses. Created by `HostAgent.join`."""
 
     def __init__(self, agents: list[Agent], addresses: list[str], *, job: str, payload_bytes: int):
         super().__init__(FailureState())
@@ -68,7 +68,7 @@ class ShardedAgent(Agent):
         self.only_sums = any(agent.only_sums for agent in agents)
         self.sums_halves = all(agent.sums_halves for agent in agents)
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
-        self._order = threading.Lock()  # all agents get their parts of the calls in one order
+        self._order = threading.Lock()  # all agents receive their parts of calls in the same order
         self._calls = self._turn = 0
         for agent in agents:  # the first failure ends the job at every aggregator
             self.on_failure(agent.abort)
@@ -79,7 +79,8 @@ class ShardedAgent(Agent):
     def join_all(
         cls, addresses: list[str], options: joining.Options, join: Callable[[str, joining.Options], Agent]
     ) -> ShardedAgent:
-        """Join at one aggregator after the other with `join`, as every rank does. Raises what `join` raises."""
+        """Join at one aggregator after the other with `join`, in the same order on every rank. Raises what `join`
+        raises."""
         deadline = time.monotonic() + options.timeout_s
         agents: list[Agent] = []
         try:
@@ -113,8 +114,8 @@ class ShardedAgent(Agent):
         the first error that ends the job, else that of the lowest part."""
         numel, dtype = request.numel, request.dtype
         parts = []
-        if request.collective is None:  # others go whole to one aggregator
-            if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
+        if request.collective is None:  # others are sent whole to one aggregator
+            if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on the next aggregator
                 raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
             fmt = FORMATS[format_of(dtype, request.wire or self.wire)]
             per_chunk = elements_per_chunk(fmt, self._payload_bytes, self.world_size)
@@ -139,19 +140,19 @@ class ShardedAgent(Agent):
                         is_part=len(parts) > 1,
                     )
                     self._agents[shard].submit(part)
-            except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
+            except BaseException as error:  # the other ranks have queued parts that this one has not
                 self.abort(
                     JobError(
                         f"job '{self.job}': rank {self.rank} could not queue its part of the {request.name}: {error}"
                     )
                 )
                 raise
-        call.all_queued()  # outside the lock: the last report may call anything
+        call.all_queued()  # outside the lock, since the last report may call anything
 
     def _carry_out(self, submit: Callable[[], None], handle: Handle, async_op: bool) -> Any:
         if self._addresses:
             return super()._carry_out(submit, handle, async_op)
-        return self._agents[0]._carry_out(submit, handle, async_op)  # which has every call, or the first part of it
+        return self._agents[0]._carry_out(submit, handle, async_op)  # it has every call, or the first part of it
 
     def report_counts(self, calls: dict[str, int], loading: dict[str, float]) -> None:
         self._agents[0].report_counts(calls, loading)
@@ -160,7 +161,7 @@ class ShardedAgent(Agent):
         return tuple(sorted({rank for agent in self._agents for rank in agent.missing_ranks()}))
 
     def stats(self) -> dict[str, Any]:
-        """Counters of all agents together; round-trip time, timeout and busy time of the slowest."""
+        """Combined counters of all agents; round-trip time, timeout and busy time of the slowest."""
         each = [agent.stats() for agent in self._agents]
         joined = {
             name: (max if name in _GAUGES else sum)(stats[name] for stats in each)
@@ -178,24 +179,24 @@ class ShardedAgent(Agent):
         return lambda error: self.abort(self._located(error, shard))
 
     def _located(self, error: BaseException, shard: int) -> BaseException:
-        """An agent's error with the name of its aggregator, where that matters."""
+        """An agent's error with the name of its aggregator, if there are several."""
         if self._addresses and isinstance(error, AggregatorLost) and error is not self._failure_state.error:
             return AggregatorLost(f"aggregator {self._addresses[shard]}, one of {len(self._agents)}: {error}")
         return error
 
 
 class _Parts:
-    """A call under way: collects the parts' reports into one."""
+    """A call in progress: combines the parts' reports into one."""
 
     def __init__(self, owner: ShardedAgent, parts: int, numel: int, dtype: str, on_done: OnDone):
         self._owner, self._numel, self._dtype, self._on_done = owner, numel, dtype, on_done
         self._errors: list[BaseException | None] = [None] * parts
         self._fatal: BaseException | None = None
-        self._open = parts + 1  # and one until all are queued
+        self._open = parts + 1  # plus one until all are queued
         self._lock = threading.Lock()
 
     def report(self, index: int, shard: int) -> OnDone:
-        """The `on_done` of a part."""
+        """The `on_done` callback of a part."""
 
         def done(error: BaseException | None) -> None:
             if error is not None:

@@ -1,8 +1,9 @@
-"""What a rank's collective is, as far as every rank must have called the same: in words for messages, and as a number
-that the ranks compare in the network.
+"""Signature of a rank's collective, which every rank must have called alike: as text for messages, and as a number that
+the ranks compare in the network.
 
-Its seal carries the number (docs/protocol.md, section 11): a round without data that follows the data in their queue.
-It travels with them, so it costs a small packet and no round trip, and no rank gets a result before all seals agree.
+The number is carried by a seal (docs/protocol.md, section 11): a round without data that follows the data in their
+queue. It is sent along with them, so it costs a small packet and no round trip, and no rank gets a result before all
+seals agree.
 """
 
 import zlib
@@ -12,7 +13,7 @@ from switchml.protocol import collectives as schemes
 from switchml.protocol.collectives import Collective
 
 _FACTOR = 40501
-"""No divisor in common with 2^16 - 1: numbers of elements that differ by less than that never have one number."""
+"""Coprime to 2^16 - 1: element counts that differ by less than that never have the same number."""
 _PHRASES = {
     "all_reduce": "an all-reduce of {}",
     "reduce": "a reduce of {} to rank {root}",
@@ -28,8 +29,8 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class Signature:
-    """`numel` elements of `dtype` (one rank's share, where ranks have shares; None where they may differ); `note`: what
-    else has to be alike, for people."""
+    """`numel` elements of `dtype` (one rank's share in collectives with shares; None if it may differ between ranks);
+    `note`: further properties that must be equal, human-readable."""
 
     kind: str
     numel: int | None
@@ -45,10 +46,10 @@ class Signature:
 
     @property
     def number(self) -> int:
-        """1 to 2^16 - 1."""
+        """Number of the signature, 1 to 2^16 - 1."""
         words = f"{self.kind} {self.dtype} {self.op} {self.root} {self.note}"
         return (zlib.crc32(words.encode()) + (self.numel or 0) * _FACTOR) % 0xFFFF + 1
 
     def seal(self, reach: int) -> Collective:
-        """Of a collective of this reach."""
+        """Seal of a collective with this reach."""
         return schemes.seal(self.number, reach)

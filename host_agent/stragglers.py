@@ -1,19 +1,21 @@
-"""Steps that don't wait for stragglers, as in Trio-ML: in a job with a deadline, sums end without the ranks that are
-late (docs/protocol.md, section 13), and a late gradient goes into a later step.
+"""Training steps that don't wait for stragglers, as in Trio-ML: in a job with a deadline, sums end without late ranks
+(docs/protocol.md, section 13), and a late gradient is added to a later step.
 
     agent = HostAgent.join(address, job="demo", rank=rank, world_size=4, deadline_s=0.05)
     rounds = PartialRounds(agent, parameters.size)
     while step < steps:
-        # often one; several after a slow step of this rank
+        # usually one round; several after a slow step of this rank
         for each in rounds.contribute(gradient(parameters), steps - step):
             parameters -= rate * each.mean
             step += 1
 
-Which ranks a sum holds depends on time, and so do its bits: two runs differ. All ranks of one run have the same bits.
+The ranks that a sum includes depend on timing, and so do its bits: two runs differ. All ranks of one run have identical
+bits.
 
-1. What the program contributes goes through the memory: the sum takes all of it, or what is late stays there (error
-   feedback). None is lost or counted twice.
-2. A rank that is behind, as all of its round came too late, takes the next ones at once, until one takes its memory.
+1. Contributions pass through an error-feedback buffer: the sum takes all of it, or the part that is late
+stays in it. No contribution is lost or counted twice.
+2. A rank that is behind, because all of its contribution to a round came too late, takes the next rounds at
+once, until one includes its buffer.
 
 Trio-ML: M. Yang et al., "Using Trio: Juniper Networks' Programmable Chipset for Emerging In-Network Applications",
 SIGCOMM 2022, section 5.
@@ -31,8 +33,8 @@ from switchml.errors import ConfigError
 
 @dataclass(frozen=True)
 class Round:
-    """What a round came to, the same on all ranks: `mean`, float32[numel]. `ranks`: the fewest in any part of it;
-    `late`: which part of this rank's own gradient was too late for it, from 0 to 1."""
+    """Result of a round: `mean`, float32[numel], and `ranks`, the smallest number of ranks in any part of it, are the
+    same on all ranks; `late`: share of this rank's own gradient that was too late for it, from 0 to 1."""
 
     mean: npt.NDArray[np.float32]
     ranks: int
@@ -41,7 +43,7 @@ class Round:
 
 class PartialRounds:
     """One rank's part in a job with a deadline, whose every call is a round of `numel` float32 values; all ranks have
-    one of these. Raises ConfigError if the job has no deadline."""
+    such an object. Raises ConfigError if the job has no deadline."""
 
     def __init__(self, agent: Agent, numel: int):
         if numel < 1 or not agent.deadline_s:
@@ -50,9 +52,9 @@ class PartialRounds:
         self._late = Late(np.zeros(numel, np.float32))
 
     def contribute(self, gradient: npt.NDArray[np.float32], most: int) -> list[Round]:
-        """Add this rank's gradient (float32[numel]); returns the rounds that are done since the last call, at least
-        one. `most`: how many rounds are left to take, so that a rank that catches up ends where the others do. Raises
-        the job's error: LeftBehind, where results are gone that this rank has missed."""
+        """Add this rank's gradient (float32[numel]); returns the rounds completed since the last call, at least one.
+        `most`: number of remaining rounds, so that a rank that catches up ends where the others do. Raises the job's
+        error: LeftBehind if results that this rank has missed are no longer available."""
         late, memory = self._late, self._late.values
         if gradient.shape != memory.shape or gradient.dtype != np.float32:
             raise ConfigError(f"{gradient.dtype}{list(gradient.shape)}: expected float32[{memory.size}]")
@@ -64,5 +66,5 @@ class PartialRounds:
         return rounds
 
     def memory(self) -> npt.NDArray[np.float32]:
-        """A copy of what waits for the next round."""
+        """A copy of the contributions that wait for the next round."""
         return self._late.values.copy()

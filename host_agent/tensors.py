@@ -1,6 +1,6 @@
-"""Arrays and tensors as the agent needs them: an address, a length, a dtype that the wire has, and the result.
+"""Conversion of arrays and tensors for the agent: address, length, a dtype of the protocol, and the result.
 
-NumPy arrays and CPU torch tensors come in (torch is never imported here; a tensor is known by what it offers).
+Accepts NumPy arrays and CPU torch tensors (torch is never imported here; tensors are recognized by their attributes).
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 
 
 @dataclass
 class Prepared:
-    """`source` and `target`: addresses of `numel` elements of `dtype`. `result`: what the caller gets. `keep`: whose
-    memory that is."""
+    """`source` and `target`: addresses of `numel` elements of `dtype`. `result`: object returned to the caller. `keep`:
+    owners of the memory."""
 
     source: int
     target: int
@@ -30,7 +30,7 @@ class Prepared:
 
 
 def prepare(x: Any, out: Any = None) -> Prepared:
-    """Check `x` and `out`, and copy what can't be read in place. Raises UnsupportedTensor."""
+    """Check `x` and `out`, and copy input that can't be read in place. Raises UnsupportedTensor."""
     if hasattr(x, "data_ptr"):
         return _prepare_torch(x, out)
     x = np.asarray(x)
@@ -47,7 +47,7 @@ def prepare(x: Any, out: Any = None) -> Prepared:
         raise UnsupportedTensor("out: expected a writeable C-contiguous array (leave it away to get a new one)")
     source = np.ascontiguousarray(x)
     if source.ctypes.data != out.ctypes.data and np.may_share_memory(source, out):
-        source = source.copy()  # shifted against each other: an early result would overwrite what is not read yet
+        source = source.copy()  # partial overlap: an early result would overwrite unread input
     return Prepared(source.ctypes.data, out.ctypes.data, x.size, x.dtype.name, out, (source, out))
 
 
@@ -60,7 +60,7 @@ def _prepare_torch(x: Any, out: Any) -> Prepared:
         raise UnsupportedTensor(
             f"{what} tensor: expected a dense one in CPU memory (the torch backend takes CUDA tensors)"
         )
-    x = x.detach().resolve_neg()  # torch may keep a minus sign beside the memory
+    x = x.detach().resolve_neg()  # torch may negate lazily
     if out is None:
         out = x.new_empty(x.shape)
     elif (

@@ -1,4 +1,5 @@
-"""Whether an agent's calls make progress: calls past their deadline, needed peers that left, stalls worth a warning."""
+"""Progress checks of an agent's calls: calls past their deadline, needed peers that left, stalls that deserve a
+warning."""
 
 import logging
 import math
@@ -13,62 +14,63 @@ from switchml.protocol.worker_state import TASKS
 log = logging.getLogger("host_agent")
 
 INTERVAL_S = 0.25
-"""How often to check."""
+"""Interval in seconds between checks."""
 STALL_S = 1.0
 _SETTLED_S = 0.5
-"""A wait packet that arrives so long after a peer has left was sent after it: networks delay packets for less."""
+"""A wait packet that arrives this long after a peer has left was sent after it: networks delay packets for less."""
 _FRESH_S = 1.5
-"""How long the ranks that a wait packet named count as missing: a stalled round is probed every 0.4 s or sooner."""
+"""Seconds for which the ranks named by a wait packet count as missing: a stalled round is probed every 0.4 s or sooner.
+"""
 
 
 class StallWarning:
-    """Says now and then what a rank has waited for."""
+    """Logs, at increasing intervals, what a rank is waiting for."""
 
     def __init__(self, job: str, rank: int):
         self._job, self._rank = job, rank
         self._at = 0.0
 
     def __call__(self, now: float, stalled_s: float, call: PendingCall, culprits: str) -> None:
-        """`call` has made no progress for `stalled_s`."""
+        """Log that `call` has made no progress for `stalled_s`, if a message is due."""
         if stalled_s >= STALL_S and now >= self._at:
             self._at = now + min(max(1.0, stalled_s), 30.0)
             log.warning(f"job '{self._job}' rank {self._rank}: {call.name} has waited {stalled_s:.0f} s for {culprits}")
 
 
 class Watch:
-    """Of `worker`'s calls. `job` and `rank` name it in messages, `aggregator` is (IPv4, port), `may_be_dropped`: the
-    network may drop all UDP. Times are those of one clock, in seconds."""
+    """Checks of `worker`'s calls. `job` and `rank` identify it in messages, `aggregator` is (IPv4, port),
+    `may_be_dropped`: whether the network may drop all UDP. Times are those of one clock, in seconds."""
 
     def __init__(self, worker: Worker, job: str, rank: int, aggregator: tuple[str, int], may_be_dropped: bool):
         self._worker, self._job = worker, job
         self._aggregator, self._may_be_dropped = "{}:{}".format(*aggregator), may_be_dropped
         self.departure: PeerLost | None = None
-        """The error of calls that begin now: a peer has left."""
+        """The error of calls that begin now, if a peer has left."""
         self._departed_at = 0.0
         self._waits, self._waited_at = 0, 0.0
         self._arrived_after = self._checked_at = self._checked_before = -math.inf
-        """The earliest arrival of the last wait packet; the times of the last check and of the one before."""
+        """The earliest possible arrival of the last wait packet; the times of the last check and of the one before."""
         self._warn = StallWarning(job, rank)
 
     def moved(self, aggregator: tuple[str, int]) -> None:
-        """Packets go to another aggregator, (IPv4, port)."""
+        """Note that packets are now sent to another aggregator, (IPv4, port)."""
         self._aggregator = "{}:{}".format(*aggregator)
 
     def peer_left(self, event: membership.PeerLeft, now: float) -> None:
-        """A peer that left has read its last results, but this rank may still be waiting for its copy of them. So
-        calls under way go on until the aggregator says that a round lacks a contribution of a rank that left; later
-        calls fail at once."""
+        """Handle a peer's departure. It has read its last results, but this rank may still be waiting for its copy of
+        them. So calls in progress continue until the aggregator reports that a round lacks a contribution of a rank
+        that left; later calls fail at once."""
         departure = lost(self._job, event.ranks, event.reason)
         if self.departure is not None:
             departure.ranks = (*self.departure.ranks, *departure.ranks)
         self.departure, self._departed_at = departure, now
 
     def missing_ranks(self, now: float) -> tuple[int, ...]:
-        """Ranks that a recent wait packet named."""
+        """Ranks named by a recent wait packet."""
         return self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
 
     def stands_still(self, now: float) -> bool:
-        """Whether a queue has had no result for a while that it waits for."""
+        """Whether a queue has been waiting for a result without receiving any for a while."""
         queues = self._worker.queues
         waits = queues["base"] < queues["next"]
         return bool((waits & (now - queues["progress_at"] / 1e9 >= STALL_S)).any())
@@ -76,12 +78,13 @@ class Watch:
     def check(
         self, now: float, running: Collection[PendingCall], queued: Iterable[PendingCall]
     ) -> BaseException | None:
-        """The error that ends all calls, if there is one."""
+        """The error that ends all calls, or None."""
         waits = int(self._worker.counters["waits"])
         if waits != self._waits:
             self._waits, self._waited_at = waits, now
-            # It was read since the last check, and what is read then came after the check before it. No later bound is
-            # safe: a process that was stopped finds packets from before its peers left, in a socket or already read.
+            # It was read since the last check, and packets read then arrived after the check before it. No later bound
+            # is safe: a process that was suspended finds packets from before its peers left, in a socket or already
+            # read.
             self._arrived_after = self._checked_before
         self._checked_before, self._checked_at = self._checked_at, now
         missing = self.missing_ranks(now)
@@ -100,7 +103,8 @@ class Watch:
         return None
 
     def _progress(self, call: PendingCall, now: float) -> str:
-        """How far a late call got, at what pace, and how much went again: whether it is slow, and why, or stands."""
+        """Progress of a late call, its pace, and its retransmissions, to show whether and why it is slow, or
+        stalled."""
         begun, worker = call.begun, self._worker
         if begun is None:
             return ": it has not begun, as earlier ones are under way"
@@ -122,7 +126,7 @@ def late(
     progress: Callable[[PendingCall], str] = lambda call: "",
 ) -> CollectiveTimeout | None:
     """The error of the first of these calls whose deadline has passed; they wait for the ranks `missing`. `progress`
-    says how far a call got."""
+    describes a call's progress."""
     call = next((call for call in calls if call.deadline <= now), None)
     if call is None:
         return None

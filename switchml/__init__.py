@@ -1,17 +1,18 @@
-"""In-network aggregation for machine learning: the protocol, the worker, the aggregator and what controls them.
+"""In-network aggregation for machine learning: the protocol, the worker, the aggregator and its control plane.
 
-Importing this package loads nothing else: name the module that you need, for example `switchml.protocol.packet` or
-`switchml.protocol.worker`. The PyTorch side lives in `host_agent`, the emulators in `emulator`; `emulate`, `sweep` and
-`trace` come from there by way of the entry points `switchml.api`, as subcommands do, so that nothing here imports it.
+Importing this package loads nothing else: import the module that you need, for example `switchml.protocol.packet` or
+`switchml.protocol.worker`. The PyTorch side is in `host_agent`, the emulators in `emulator`; `emulate`, `sweep` and
+`trace` come from there through the entry points `switchml.api`, as subcommands do, so that nothing here imports it.
 """
 
-import _signal  # what of `signal` is built in: the rest takes milliseconds to import
+import _signal  # the built-in part of `signal`: the rest takes milliseconds to import
 import os
 import sys
 
 
 def _end_at_once(*_: object) -> None:
-    """For Ctrl-C while the command line loads, until `cli/interrupts.py` knows a better end: no traceback."""
+    """Ctrl-C handler while the command line loads, until `cli/interrupts.py` installs its own: exits without a
+    traceback."""
     os._exit(130)
 
 

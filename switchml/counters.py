@@ -1,4 +1,4 @@
-"""The names of what an aggregator counts, in the order of the columns of its counter arrays."""
+"""The names of an aggregator's counters, in the order of the columns of its counter arrays."""
 
 COUNTERS = (
     "accepted",
@@ -19,14 +19,14 @@ COUNTERS = (
     "mixed",
     "refused_auth",
 )
-"""For each rank of a job. `completed` counts the rounds that this rank's packet completed; `answered` the results sent
-again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
+"""Counters per rank of a job. `completed` counts the rounds that this rank's packet completed; `answered` the results
+sent again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
 
 REFUSED = ("refused_address",)
-"""For the data plane as a whole: packets from addresses that have not joined, or whose rank sends them through shared
-memory."""
+"""Counters of the data plane as a whole: packets from addresses that have not joined, or whose rank sends its packets
+through shared memory."""
 MALFORMED = "refused_message"
-"""Messages at the control port that could not be read."""
+"""Counter of messages at the control port that could not be parsed."""
 
 (
     ACCEPTED,
@@ -47,4 +47,4 @@ MALFORMED = "refused_message"
     MIXED,
     REFUSED_AUTH,
 ) = range(len(COUNTERS))
-"""Their columns."""
+"""Columns of the counters."""

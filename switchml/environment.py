@@ -1,4 +1,4 @@
-"""All environment variables of this project, as one table. docs/environment.md is made of it:
+"""All environment variables of this project, as one table. docs/environment.md is generated from it:
 
 python -m switchml.environment > docs/environment.md
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable. `default`: what happens where it is unset."""
+    """One environment variable. `default`: behavior if it is unset."""
 
     name: str
     values: str
@@ -167,12 +167,12 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
 
 
 def names() -> set[str]:
-    """The names of all variables; one that ends in an ellipsis stands for all that begin so."""
+    """The names of all variables; a name that ends in an ellipsis is a prefix."""
     return {variable.name for group in GROUPS.values() for variable in group}
 
 
 def page() -> str:
-    """docs/environment.md."""
+    """The text of docs/environment.md."""
     lines = ["# Environment variables", "", "Options go before variables, and variables before defaults.", ""]
     for title, variables in GROUPS.items():
         lines += [f"## {title}", "", "| variable | values | default | meaning |", "|---|---|---|---|"]

@@ -134,7 +134,7 @@ class JobError(SwitchMLError, RuntimeError):
 
 
 class _RanksError(JobError):
-    """A job error of some ranks, which `ranks` lists."""
+    """Base of job errors caused by certain ranks, which `ranks` lists."""
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()):
         super().__init__(message)
@@ -142,7 +142,7 @@ class _RanksError(JobError):
 
 
 class PeerLost(_RanksError):
-    """Another rank died, left early or stopped answering; `ranks` lists which."""
+    """Another rank died, left early or stopped answering; `ranks` lists the ranks."""
 
 
 class AggregatorLost(JobError):
@@ -154,7 +154,8 @@ class RanksDisagree(JobError):
 
 
 class LeftBehind(JobError):
-    """In a job with a deadline, the others went on without this rank, and the results that it missed are gone."""
+    """In a job with a deadline, the others continued without this rank, and the results that it missed are no longer
+    available."""
 
 
 class CollectiveTimeout(_RanksError, TimeoutError):

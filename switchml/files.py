@@ -1,8 +1,8 @@
-"""Files that a stranger may have written, read within limits: on their size, on what they unpack to, on how deep they
-nest. Whatever else is wrong with one becomes the caller's own error, with the file's name in it.
+"""Reading untrusted files within limits: on their size, on the size of unpacked data, and on their nesting. Any other
+problem with a file becomes the caller's own error, with the file's name in it.
 
-Compressed files: deflate makes at most 1,030 bytes of one, and real traces make 10 to 30. So what unpacks to more than
-`UNPACKED_RATIO` times its size is refused, unless it is small.
+Compressed files: deflate reaches a ratio of at most 1,030, and real traces 10 to 30. So a file that unpacks to more
+than `UNPACKED_RATIO` times its size is refused, unless it is small.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ else:
     import tomli as tomllib
 
 LARGEST_BYTES = 16 << 20
-"""Of a file that is read as a whole; as JSON it may need 25 times as much memory."""
+"""Maximum size of a file that is read as a whole; as JSON it may need 25 times as much memory."""
 LARGEST_TOML_BYTES = 1 << 20
 UNPACKED_BYTES = 8 << 20
-"""What any compressed file may unpack to."""
+"""Size to which any compressed file may unpack."""
 UNPACKED_RATIO = 200
 _LARGEST_MEMBERS = 1000
 _MOST_DOTS = 100
-"""In a key of TOML: tomllib's time grows with their square."""
+"""Maximum number of dots in a key of TOML: tomllib's time grows with their square."""
 _DAMAGE = (
     ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
     struct.error, zlib.error,
 )  # fmt: skip
-"""What code that reads a file raises where something in it is not as it should be. Not OSError: the caller knows
-whether that is about this file."""
+"""Exceptions of code that reads a file whose contents are not as expected. Excludes OSError: only the caller knows
+whether that concerns this file."""
 
 
 _NO_ZIP = (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError)
@@ -53,7 +53,7 @@ _NO_ZIP = (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError)
 
 @contextlib.contextmanager
 def reading(path: Path | str, error: type[SwitchMLError]) -> Iterator[None]:
-    """Whatever goes wrong inside over the content of `path` becomes an `error` that names it."""
+    """Convert any error in the block caused by the contents of `path` to an `error` that names the file."""
     try:
         yield
     except SwitchMLError:
@@ -69,17 +69,17 @@ def reading(path: Path | str, error: type[SwitchMLError]) -> Iterator[None]:
 
 
 def unpacked_limit(packed_bytes: int, least: int = UNPACKED_BYTES) -> int:
-    """What so many compressed bytes may unpack to."""
+    """Maximum unpacked size of this many compressed bytes."""
     return max(least, UNPACKED_RATIO * packed_bytes)
 
 
 def too_large(path: Path | str, limit: int, what: str = "has") -> str:
-    """A sentence for a file that exceeds `limit`."""
+    """Sentence for a file that exceeds `limit`."""
     return f"{path} {what} more than {limit:,} bytes, the limit"
 
 
 def check_has_end(path: Path | str, error: type[SwitchMLError] = ConfigError, *, pipes: bool = True) -> None:
-    """Raise `error` where `path` is a device, such as /dev/zero, or a socket. `pipes`: one may be read."""
+    """Raise `error` if `path` is a device, such as /dev/zero, or a socket. `pipes`: whether a pipe may be read."""
     try:
         mode = os.stat(path).st_mode
     except OSError as cause:
@@ -89,7 +89,7 @@ def check_has_end(path: Path | str, error: type[SwitchMLError] = ConfigError, *,
 
 
 def read_bytes(path: Path | str, error: type[SwitchMLError] = ConfigError, *, limit: int = LARGEST_BYTES) -> bytes:
-    """All of a file of at most `limit` bytes. Raises `error` where it is longer or can't be read."""
+    """All of a file of at most `limit` bytes. Raises `error` if it is longer or can't be read."""
     check_has_end(path, error)
     try:
         with open(path, "rb") as file:
@@ -102,8 +102,8 @@ def read_bytes(path: Path | str, error: type[SwitchMLError] = ConfigError, *, li
 
 
 def read_text(path: Path | str, error: type[SwitchMLError] = ConfigError, *, limit: int = LARGEST_BYTES) -> str:
-    """As `read_bytes`, without a byte-order mark; also raises `error` where it is not UTF-8. Line ends become line
-    feeds."""
+    """Like `read_bytes`, decoded, without a byte-order mark; also raises `error` if it is not UTF-8. Line endings
+    become line feeds."""
     data = read_bytes(path, error, limit=limit)
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -123,7 +123,7 @@ def read_json(path: Path | str, error: type[SwitchMLError] = ConfigError, *, lim
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """A TOML file; ConfigError names the file and what is wrong with it."""
+    """The contents of a TOML file. Raises ConfigError with the file and the cause."""
     text = read_text(path, limit=LARGEST_TOML_BYTES)
     if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=,{}\[\]\n]", text)):
         raise ConfigError(f"{path}: a key or text has more than {_MOST_DOTS} dots, the limit")
@@ -143,8 +143,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def read_arrays(path: Path | str, error: type[SwitchMLError]) -> dict[str, np.ndarray]:
-    """Name → array of an .npz file. Raises `error` where it is none, unpacks to too much, or an array is not as long as
-    its header says; before any array is unpacked."""
+    """Name → array of an .npz file. Raises `error`, before any array is unpacked, if it is of another format, unpacks
+    to too much, or an array's length does not match its header."""
     check_has_end(path, error, pipes=False)
     with reading(path, error):
         try:
@@ -162,13 +162,13 @@ def _check_members(path: Path | str, members: list[zipfile.ZipInfo], error: type
         raise error(too_large(path, limit, "unpacks to"))
     if len(members) > _LARGEST_MEMBERS:
         raise error(f"{path} has {len(members):,} arrays; the limit is {_LARGEST_MEMBERS:,}")
-    # With lzma, the file would say how much memory it takes.
+    # lzma files can request any amount of memory.
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
         raise error(f"{path} is compressed otherwise than by NumPy")
 
 
 def array_names(path: Path | str) -> list[str]:
-    """Of the arrays of an .npz file; none where it is no such file, or can't be read."""
+    """Names of the arrays of an .npz file; empty if it is of another format, or can't be read."""
     try:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
@@ -177,8 +177,9 @@ def array_names(path: Path | str) -> list[str]:
 
 
 def array_header(file: IO[bytes], size_bytes: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and dtype of an array in NumPy's format (.npy, version 1.0 or 2.0) that has `size_bytes` in
-    all; `file` is then at its data. Raises ValueError where it is none, or not as long as its header says."""
+    """Shape, Fortran order and dtype of an array in NumPy's format (.npy, version 1.0 or 2.0) with a total of
+    `size_bytes`; `file` is then positioned at its data. Raises ValueError if it is of another format, or its length
+    does not match its header."""
     try:
         shape, is_fortran, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
     except (*_DAMAGE, SyntaxError, tokenize.TokenError) as error:

@@ -1,8 +1,8 @@
-"""Public names of a package that are imported when they are first used (PEP 562), so that importing the package itself
-costs nothing; and packages that are found under an earlier name, too.
+"""Public names of a package that are imported on first use (PEP 562), so that importing the package itself costs
+nothing; and packages that can be imported by a former name, too.
 
-The names stand once, in the package's `__init__.pyi`, where type checkers and editors look for them, too: one line
-`from module import name as name` for each. The stub is read, never run.
+The names are listed once, in the package's `__init__.pyi`, which type checkers and editors also read: one line `from
+module import name as name` for each. The stub is parsed, never executed.
 """
 
 import importlib
@@ -21,8 +21,8 @@ _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 def attach(package: str, file: str, group: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` for a package; pass its `__name__` and `__file__`.
 
-    `group`: entry points under which packages above this one register the names of the stub that are theirs; this one
-    does not import them itself.
+    `group`: entry point group under which packages above this one register their names in the stub; this package does
+    not import them itself.
     """
     stub = Path(file).with_suffix(".pyi").read_text()
     origins = {name: module for module, name in _LINE.findall(stub)}
@@ -35,7 +35,7 @@ def attach(package: str, file: str, group: str = "") -> tuple[Callable[[str], An
             value = _registered(group, name)
         else:
             value = getattr(importlib.import_module(origins[name]), name)
-        setattr(sys.modules[package], name, value)  # Python finds it there the next time
+        setattr(sys.modules[package], name, value)  # so that Python finds it the next time
         return value
 
     return get, lambda: names, names
@@ -50,12 +50,14 @@ def _registered(group: str, name: str) -> Any:
 
 
 def moved(places: Mapping[str, str]) -> None:
-    """Have `import` find each key of `places`, and every module in it, as the module of its value: the same object."""
+    """Make `import` resolve each key of `places`, and every module in it, to the module of its value: the same
+    object."""
     sys.meta_path.insert(0, _Moved(places))
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Asked before Python's own finders, which would find a module of a moved package again by the package's path."""
+    """Import hook that runs before Python's own finders, which would load a module of a moved package a second time by
+    the package's path."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = places

@@ -1,6 +1,6 @@
-"""Logs of servers, which strangers can't fill: of lines about a client one a minute, of tracebacks one a minute from
-each place in the code, of all else `MOST`. The next line of a kind says how many were left out. A log of level debug is
-complete: somebody asked for it.
+"""Rate limits on the logs of servers, so that remote clients can't fill them: one line per minute about a client, one
+traceback per minute from each place in the code, and `MOST` of all other lines. The next line of a kind reports how
+many were omitted. With the level debug, logs are complete, since this level is set explicitly.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 WINDOW_S = 60.0
 MOST = 1000
-"""Lines from one place in the code in that time, tracebacks and lines about clients included."""
+"""Maximum lines from one place in the code in WINDOW_S, including tracebacks and lines about clients."""
 
 
 def of(name: str) -> logging.Logger:
-    """The logger called `name`. `log.warning(…, extra=about(client))` names whom a line is about."""
+    """The logger called `name`. `log.warning(…, extra=about(client))` names the client that a line is about."""
     log = logging.getLogger(name)
     if not any(isinstance(each, Limit) for each in log.filters):
         log.addFilter(Limit())
@@ -26,12 +26,12 @@ def of(name: str) -> logging.Logger:
 
 
 def about(client: str) -> dict[str, Any]:
-    """The line is about `client`."""
+    """Extra fields of a line about `client`."""
     return {"client": client}
 
 
 class Limit(logging.Filter):
-    """Lets lines through as the module says. Its memory is limited, too: by `MOST` clients for each place."""
+    """Logging filter with the limits of this module. Its memory is limited, too: to `MOST` clients for each place."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Files that commands write: whether they can be is known before the work starts, and each is whole or not there,
-whatever happens meanwhile."""
+"""Output files of commands: whether they can be written is checked before the work starts, and each is written
+atomically."""
 
 import contextlib
 import importlib.util
@@ -13,19 +13,19 @@ from typing import Any
 from switchml.errors import ConfigError
 
 _IN_PLACE = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-"""/dev/stdout and the like: what they lead to is not ours to replace."""
+"""Folders of /dev/stdout and the like, whose targets must not be replaced."""
 
 DRAWINGS = dict.fromkeys((".png", ".svg", ".pdf"), "matplotlib")
 PICTURES = {**DRAWINGS, ".html": "vl_convert"}
 ROWS = {".csv": "", ".parquet": "pyarrow"}
 TIMELINES = {".json": "", ".json.gz": ""}
-"""Kinds of files: how a name ends → the module that writes it."""
+"""Kinds of files: file name extension → module that writes it."""
 _EXTRAS = {"matplotlib": "plot", "vl_convert": "report", "pyarrow": "parquet"}
 
 
 def check(path: str | Path, kinds: Mapping[str, str]) -> None:
-    """Raises ConfigError if no file of `kinds` can be written to `path`: another ending, no such folder, no right to
-    write there, a module that is not installed."""
+    """Raises ConfigError if no file of `kinds` can be written to `path`: other extension, missing folder, no
+    permission, or a module that is not installed."""
     path = Path(path)
     *others, last = kinds
     ending = next((ending for ending in kinds if path.name.endswith(ending) and path.name != ending), None)
@@ -47,14 +47,14 @@ def check(path: str | Path, kinds: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """The path of a file beside `path`, to be written in the block; it takes the name `path` when the block ends, and
-    goes if that fails. Its name ends as `path` does. Pipes and devices are written in place.
+    """The path of a temporary file next to `path`, to be written in the block; it is renamed to `path` when the block
+    ends, and deleted if that fails. It has the same extension. Pipes and devices are written in place.
 
-    Raises ConfigError in place of OSError: no such folder, a full disk.
+    Raises ConfigError in place of OSError: missing folder, full disk.
     """
     path = Path(path)
     is_special = path.parent in _IN_PLACE or (path.exists() and not path.is_file())
-    target = path if is_special else path.resolve()  # a link stays one
+    target = path if is_special else path.resolve()  # a symbolic link is kept
     part = target if is_special else target.with_name(f".{os.getpid()}.{target.name}")
     if not is_special:
         _remove_left(target)
@@ -73,7 +73,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def _remove_left(target: Path) -> None:
-    """Remove the parts of `target` whose processes were killed."""
+    """Remove temporary files of `target` whose processes were killed."""
     with contextlib.suppress(OSError):
         for path in target.parent.iterdir():
             number, _, name = path.name.removeprefix(".").partition(".")

@@ -1,5 +1,5 @@
-"""Pictures that commands draw: panels (`switchml.pages.panels`) with matplotlib as a bitmap or a vector graphic, or
-with Vega-Lite on a page. The ending of the file's name decides.
+"""Figures of commands: panels (`switchml.pages.panels`) drawn with matplotlib as a bitmap or a vector graphic, or with
+Vega-Lite on a page, depending on the file's extension.
 """
 
 import atexit
@@ -18,19 +18,19 @@ from switchml.pages.panels import Bars, Curves, Panel, Point, Points
 from switchml.runtime.folders import TemporaryFolder
 
 SWITCHML, GREY = "#1b6ca8", "#888888"
-"""Colours of what is drawn most often."""
+"""Default colors."""
 _DOTS_PER_INCH = 120
 _PANEL_INCHES = (6.8, 4.8)
 _COLUMNS = 4
 
 
 def check(path: Path) -> None:
-    """Raises ConfigError if no picture can be drawn to `path`."""
+    """Raises ConfigError if no figure can be written to `path`."""
     output_files.check(path, output_files.PICTURES)
 
 
 def draw(path: Path, title: str, shown: Sequence[Panel]) -> None:
-    """Write `shown` side by side, four in a row at most. Raises ConfigError as `check` does, and if the file cannot be
+    """Write `shown` side by side, at most four per row. Raises ConfigError as `check` does, and if the file cannot be
     written."""
     check(path)
     if path.suffix == ".html":
@@ -52,7 +52,7 @@ def draw(path: Path, title: str, shown: Sequence[Panel]) -> None:
 
 
 def _height(panel: Panel) -> float:
-    """In inches."""
+    """Height of a panel in inches."""
     bars = len(panel.bars) if isinstance(panel, Bars) else 0
     return max(_PANEL_INCHES[1], 1.6 + 0.3 * bars)
 
@@ -61,8 +61,8 @@ def _height(panel: Panel) -> float:
 def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, **options: Any) -> Iterator[Any]:
     """An array of matplotlib's Axes, `columns` side by side, to draw into; written to `path` afterwards.
 
-    `size`: inches, wide and high. `options`: of pyplot.subplots. Raises ConfigError if `path` is no bitmap or vector
-    graphic, and as `check` does.
+    `size`: width and height in inches. `options`: of pyplot.subplots. Raises ConfigError if `path` is not a bitmap or
+    vector graphic, and as `check` does.
     """
     output_files.check(path, output_files.DRAWINGS)
     _give_matplotlib_a_folder()
@@ -71,7 +71,7 @@ def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # Text stays text, and dollars in names are no formulas.
+    # Text remains text, and dollar signs in names are not parsed as formulas.
     with matplotlib.rc_context({"svg.fonttype": "none", "text.parse_math": False}):
         picture, axes = pyplot.subplots(ncols=columns, figsize=size, squeeze=False, layout="constrained", **options)
         try:
@@ -85,8 +85,8 @@ def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, 
 
 @functools.cache
 def _give_matplotlib_a_folder() -> None:
-    """It keeps a list of fonts. Where it can't write, it would say so on stderr, and use a folder that stays in /tmp if
-    this process is killed."""
+    """Set a configuration folder for matplotlib's list of fonts. If it can't write its default one, it would print that
+    to stderr, and use a folder that stays in /tmp if this process is killed."""
     try:
         for variable, default in (("XDG_CONFIG_HOME", ".config"), ("XDG_CACHE_HOME", ".cache")):
             folder = Path(os.environ.get(variable) or Path.home() / default, "matplotlib")
@@ -101,7 +101,7 @@ def _give_matplotlib_a_folder() -> None:
 
 
 def _number(axis: Any) -> None:
-    """Plain numbers on a logarithmic axis, where matplotlib would write formulas."""
+    """Plain numbers on a logarithmic axis, for which matplotlib would write formulas."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = sorted(axis.get_view_interval())
@@ -191,7 +191,7 @@ def _draw_points(axes: Any, panel: Points) -> None:
 
 
 def _label(axes: Any, points: Sequence[Point]) -> None:
-    """Names beside the points, each in the nearest place where it covers neither a point nor another name."""
+    """Labels next to the points, each at the nearest position where it covers neither a point nor another label."""
     axes.margins(0.14, 0.08)
     axes.figure.draw_without_rendering()
     places = axes.transData.transform([(point.x, point.y) for point in points]) * 72 / axes.figure.dpi

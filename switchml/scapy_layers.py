@@ -2,7 +2,7 @@
 
 Importing this module binds them to the 16 UDP ports of the protocol, in either direction; `bind(port)` adds another
 one. A datagram's first byte selects the layer. Bytes that match none become Raw, so dissecting never fails; a packet
-whose length does not fit its size code keeps the lanes that are there, and the rest is Raw.
+whose length does not match its size code keeps the existing lanes, and the rest is Raw.
 
     >>> from switchml.scapy_layers import *
     >>> packet = IP(dst="10.0.0.254") / UDP() / SwitchMLv2(seq=4096, tag=0x5EED, values=[1, -2])
@@ -63,7 +63,7 @@ SPECIAL_CODES = {
 
 
 def exponent_text(field: str, code: int) -> str:
-    """An exponent code by section 4 of docs/protocol.md: 2^e, or its special meaning in `field`. (Codes of float64
+    """Text of an exponent code (docs/protocol.md, section 4): 2^e, or its special meaning in `field`. (Codes of float64
     differ.)"""
     if (field, code) in SPECIAL_CODES:
         return f"{code} ({SPECIAL_CODES[field, code]})"
@@ -77,14 +77,14 @@ def slot_of(seq: int, slots: int) -> tuple[int, int, int]:
 
 
 class ExponentCode(fields.SignedByteField):
-    """A signed byte, shown as the power of two that it stands for."""
+    """A signed byte, shown as the power of two that it represents."""
 
     def i2repr(self, pkt: Any, x: Any) -> str:
         return exponent_text(self.name, int(x)) if x is not None else repr(x)
 
 
 class SequenceNumber(fields.IntField):
-    """Shown with slot, version and round where the number of slots is known."""
+    """A sequence number, shown with slot, version and round if the number of slots is set."""
 
     def i2repr(self, pkt: Any, x: Any) -> str:
         slots = conf.contribs["switchml"]["slots"]
@@ -110,7 +110,8 @@ class Integers(fields.Field[Any, Any]):
 
 
 class Lanes(Integers):
-    """The payload: signed big-endian integers; the packet's type gives their width, its size code how many they are."""
+    """The payload: signed big-endian integers; their width depends on the packet's type, their number on its
+    size code."""
 
     __slots__ = ["payload_of"]
 
@@ -138,7 +139,7 @@ class Lanes(Integers):
     def addfield(self, pkt: Any, s: bytes, val: Any) -> bytes:
         data = np.array(val, self._dtype(pkt)).tobytes()
         if pkt.size is None:
-            # A packet with an explicit size may be malformed on purpose; without one it is padded to a valid size.
+            # With an explicit size, a packet may be malformed on purpose; without one it is padded to a valid size.
             data = data.ljust(256 if len(data) <= 256 else 1024, b"\0")
         return s + data
 
@@ -149,14 +150,14 @@ class Lanes(Integers):
 
 
 class SparseLanes(Lanes):
-    """The lanes of a sparse packet, which may have none."""
+    """The lanes of a sparse packet, which may be absent."""
 
     def addfield(self, pkt: Any, s: bytes, val: Any) -> bytes:
         return s if not val and pkt.size is None else super().addfield(pkt, s, val)
 
 
 class Words(Integers):
-    """The next entry that the sender of a sparse packet has, by column, and the exponent code of its block."""
+    """By column, the next entry of the sender of a sparse packet, and the exponent code of its block."""
 
     def i2repr(self, pkt: Any, x: Any) -> str:
         def text(word: int) -> str:
@@ -206,14 +207,14 @@ class MissingRanks(Integers):
 
 
 def _is_partial(data: bytes) -> bool:
-    """Whether these are the bytes of a partial sum: its size codes are those of sparse packets, its lengths are not."""
+    """Whether the bytes are a partial sum, whose size codes are those of sparse packets, but whose lengths differ."""
     payload = PARTIAL_SIZES.get(data[0] & 7)
     return not data[0] >> 4 & 4 and payload is not None and len(data) == wire.HEADER_BYTES + payload + 2
 
 
 class SwitchML(Packet):
-    """Either protocol: the layer that UDP is bound to. Dissecting returns a class below; `packet[SwitchML]` finds any
-    of them."""
+    """Base of all layers, to which UDP is bound. Dissecting returns a class below; `packet[SwitchML]` finds any of
+    them."""
 
     name = "SwitchML"
     match_subclass = True
@@ -302,7 +303,7 @@ class SwitchMLv2(SwitchML):
 
     @property
     def is_partial(self) -> bool:
-        """Whether this is a partial sum, which one switch of a tree sends to another (section 9)."""
+        """Whether this is a partial sum, sent by one switch of a tree to another (section 9)."""
         return self.size in PARTIAL_SIZES and not self.is_result
 
     def answers(self, other: Any) -> int:
@@ -320,12 +321,12 @@ PARTIAL_BITS = (
     fields.BitField("unused", 0, 1),
     fields.FlagsField("partial_flags", 0, 2, ["OVERFLOW", "MIXED"]),
 )
-"""Before the columns: whether this is a partial sum, and its flags (section 9)."""
+"""Bits before the columns: whether this is a partial sum, and its flags (section 9)."""
 
 
 class SwitchMLSparse(SwitchML):
     """A packet of a sparse stream, in either direction (section 8). Without `values` it has no data; byte 9 is `flags`
-    in a result. `packet.sparse_word` makes words."""
+    in a result. `packet.sparse_word` creates words."""
 
     name = "SwitchML v2 sparse"
     fields_desc = [
@@ -360,7 +361,7 @@ class SwitchMLSparse(SwitchML):
 
 
 class AnnouncedCode(ExponentCode):
-    """An exponent code as a word has it: 127 minus the code, so that the least of several is the largest code."""
+    """An exponent code as encoded in a word: 127 minus the code, so that the minimum of several is the largest code."""
 
     def i2m(self, pkt: Any, x: Any) -> int:
         return int(np.uint8(wire.CODE_UNKNOWN - (x or 0)).astype(np.int8))
@@ -370,8 +371,8 @@ class AnnouncedCode(ExponentCode):
 
 
 class SwitchMLAddressed(SwitchML):
-    """A packet of another collective than a sum for all ranks, in either direction (section 11). Without `values` it
-    has no data; a result may be cut before them, which shows as their absence from a size of 5 or 7."""
+    """A packet of a collective other than a sum for all ranks, in either direction (section 11). Without `values` it
+    has no data; a result may be truncated before them, in which case they are missing although the size is 5 or 7."""
 
     name = "SwitchML v2 addressed"
     fields_desc = [
@@ -407,7 +408,7 @@ class SwitchMLAddressed(SwitchML):
 
 
 class SwitchMLWait(SwitchML):
-    """The aggregator's answer to a retransmission that it did not need: it waits for the ranks in `missing`."""
+    """The aggregator's answer to a needless retransmission: it waits for the ranks in `missing`."""
 
     name = "SwitchML v2 wait"
     fields_desc = [

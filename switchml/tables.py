@@ -1,6 +1,6 @@
-"""The tables of all commands. Nothing in them is cut: where a table is wider than the terminal (80 in a pipe), names
-fold, then secondary columns go, which a line below names, and if that is not enough each row becomes a record of
-"heading value" lines. `--wide` has all columns whatever the terminal's width.
+"""The tables of all commands. Nothing in them is truncated: if a table is wider than the terminal (80 in a pipe), names
+are wrapped, then secondary columns are hidden, which a line below lists, and if that is not enough each row becomes a
+record of "heading value" lines. `--wide` shows all columns whatever the terminal's width.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,21 +20,21 @@ from switchml.text import plain
 
 Cell = str | Text
 Row = Sequence[Cell]
-"""As many cells as the table has columns. One cell: a heading among the rows; none: a rule."""
+"""As many cells as the table has columns. One cell: a heading between rows; none: a rule."""
 GAP = 2
-"""Spaces between columns."""
+"""Number of spaces between columns."""
 FOLDED, NARROW = 20, 10
-"""Characters to which a column of text folds before columns go, and before rows become records."""
+"""Widths to which a text column is wrapped before columns are hidden, and before rows become records."""
 WIDEST = 10_000
 WIDE = "switchml.tables.wide"
-"""Key of click's context under which --wide stands."""
+"""Key of --wide in click's context."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """`unit`: of all figures, below the heading. `drop`: 0 for what a row is not understood without; of others, those
-    with the highest number go first. `least`: characters of the widest cell, for a `Stream`. `is_name`: text that
-    people copy, which does not fold."""
+    """`unit`: unit of all figures, shown below the heading. `drop`: 0 for a column that is never hidden; of others,
+    those with the highest number are hidden first. `least`: width of the widest cell, for a `Stream`. `is_name`: text
+    that users copy, which is not wrapped."""
 
     heading: str
     unit: str = ""
@@ -45,29 +45,29 @@ class Column:
 
     @property
     def title(self) -> str:
-        """In one line."""
+        """Heading and unit in one line."""
         return " ".join(filter(None, (self.heading, self.unit)))
 
 
 def text(heading: str, drop: int = 0, least: int = 0) -> Column:
-    """Aligned to the left; folds."""
+    """A left-aligned column of text that may be wrapped."""
     return Column(heading, "", drop, True, least)
 
 
 def name(heading: str) -> Column:
-    """Aligned to the left; does not fold, as people copy it."""
+    """A left-aligned column of names, not wrapped since users copy them."""
     return Column(heading, is_text=True, is_name=True)
 
 
 def number(heading: str, unit: str = "", drop: int = 0, least: int = 0) -> Column:
-    """Aligned to the right; does not fold."""
+    """A right-aligned column of numbers, not wrapped."""
     return Column(heading, unit, drop, False, least)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """`kept`: indices of the columns that are shown; `widths`: of each of them; `dropped`: those for which there is no
-    room."""
+    """`kept`: indices of the columns that are shown; `widths`: width of each of them; `dropped`: indices of hidden
+    columns."""
 
     kept: list[int]
     widths: list[int]
@@ -80,8 +80,8 @@ class _Layout:
 
 @dataclass
 class Table:
-    """`title`: a line above; `notes`: paragraphs below. Columns with `drop` that have nothing in any row are left
-    out, and so is the line of headings if there are none."""
+    """A table. `title`: a line above; `notes`: paragraphs below. Columns with `drop` that are empty in all rows are
+    omitted, and so is the line of headings if there are none."""
 
     columns: Sequence[Column]
     rows: list[Row] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def add(self, *cells: Cell) -> None:
-        """One more row."""
+        """Add a row."""
         self.rows.append(cells)
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
@@ -113,7 +113,7 @@ class Table:
             yield Constrain(Text("\n" + plain(note), style="dim"), width)
 
     def layout(self, available: int) -> _Layout | None:
-        """Where columns go on a line of `available` characters; None: rows are to become records."""
+        """Arrange the columns on a line of `available` characters; None: rows are to become records."""
         full = [row for row in self.rows if len(row) == len(self.columns)]
         widest = [
             max((column.least, *(max(map(cell_len, _plain(row[place]).split("\n"))) for row in full)))
@@ -139,13 +139,13 @@ class Table:
         return [place for place in kept if self.columns[place].drop]
 
     def _least(self, place: int, widest: int, folded: int) -> int:
-        """Characters that a column needs if its heading wraps and its text folds to `folded`."""
+        """Width that a column needs if its heading is wrapped and its text wrapped to `folded`."""
         column = self.columns[place]
         words = max(map(cell_len, (*column.heading.split(), column.unit, "")))
         return max(min(widest, folded) if column.is_text and not column.is_name else widest, words)
 
     def _widen(self, kept: Sequence[int], widths: list[int], widest: Sequence[int], room: int) -> None:
-        """Give columns of folded text the room that is left, then headings that wrap."""
+        """Distribute the remaining width: first to columns of wrapped text, then to wrapped headings."""
         for wanted in ([widest[place] for place in kept], [cell_len(self.columns[place].heading) for place in kept]):
             while room and (short := [at for at, width in enumerate(widths) if width < wanted[at]]):
                 widths[min(short, key=lambda at: widths[at])] += 1
@@ -169,7 +169,7 @@ class Table:
         return Group(head, Text("─" * layout.width, style="dim"))
 
     def _body(self, layout: _Layout, rows: Iterable[Row]) -> Iterable[RenderableType]:
-        """Runs of rows in the columns' widths, headings between them as wide as they are."""
+        """Groups of rows in the columns' widths, with full-width headings between them."""
         grid = self._grid(layout)
         for row in rows:
             if len(row) == len(self.columns):
@@ -183,7 +183,7 @@ class Table:
             yield grid
 
     def _records(self, width: int, rows: Iterable[Row] | None = None) -> Iterable[RenderableType]:
-        """Each row as lines of "heading value", with a blank line behind it."""
+        """Each row as lines of "heading value", followed by a blank line."""
         longest = min(max(cell_len(column.title) for column in self.columns), width // 2)
         for row in self.rows if rows is None else rows:
             if len(row) != len(self.columns):
@@ -201,13 +201,13 @@ class Table:
             yield Text("")
 
     def left_out(self, layout: _Layout) -> str:
-        """The line that says so."""
+        """The line that lists the hidden columns."""
         names = ", ".join(self.columns[place].heading.replace("\n", " ") for place in layout.dropped)
         return f"Hidden columns: {names}; --wide or --json shows them."
 
 
 class Stream:
-    """A table whose rows are printed as they come. Each column's `least` gives its cells' width."""
+    """A table whose rows are printed immediately. Each column's `least` gives its cells' width."""
 
     def __init__(self, columns: Sequence[Column], title: str = "") -> None:
         self._table = Table(columns, title=title)
@@ -217,7 +217,7 @@ class Stream:
         self._print(*head, *([] if self._layout is None else [self._table._head(self._layout)]))
 
     def add(self, *cells: Cell) -> None:
-        """Print a row; a heading, if it is one cell."""
+        """Print a row, or a heading if it is a single cell."""
         if self._layout is None:
             lines = self._table._records(self._console.width, [cells])
         else:
@@ -225,7 +225,7 @@ class Stream:
         self._print(*lines)
 
     def close(self, *notes: str) -> None:
-        """Say what was left out, and print notes."""
+        """Print the list of hidden columns, and notes."""
         notes = tuple("\n" + note for note in notes)
         if self._layout is not None and self._layout.dropped:
             notes = (self._table.left_out(self._layout), *notes)
@@ -239,7 +239,7 @@ class Stream:
 
 
 def show(*tables: RenderableType, err: bool = False) -> None:
-    """Print tables (or anything of rich's), an empty line between them; `err`: on stderr."""
+    """Print tables (or any other rich renderables), separated by empty lines; `err`: to stderr."""
     console = _console(err)
     with aside():
         for place, table in enumerate(tables):

@@ -1,6 +1,5 @@
-"""What all commands write to the terminal with: rich's console, on which no square bracket in a stranger's name is
-markup and no control character reaches the terminal; `say` for lines of text; `progress` for what takes its time.
-`switchml.tables` has the tables.
+"""Terminal output of all commands: rich's console, without markup for square brackets in untrusted names, and without
+control characters; `say` for lines of text; `progress` for long operations. `switchml.tables` has the tables.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PIPE_WIDTH = 80
-"""Characters in a line where there is no terminal, and COLUMNS says nothing."""
+"""Line width without a terminal, unless COLUMNS is set."""
 _LIVE: list[Progress] = []
-"""The progress that is shown at the moment, if any; it makes way for what is printed."""
+"""The progress display that is currently shown, if any; it is paused while something is printed."""
 
 
 class Console(rich.console.Console):
-    """Square brackets are no markup (styles are given as `style=` or `rich.text.Text`), and control characters are
-    shown (`plain`), whatever stands in lines, cells, titles and panels. A pipe is PIPE_WIDTH wide."""
+    """Console without markup for square brackets (styles are given as `style=` or `rich.text.Text`), in which control
+    characters are made visible (`plain`) in lines, cells, titles and panels. A pipe is PIPE_WIDTH wide."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
-        if self._width is None and not self.is_terminal:  # rich would take the width of any terminal on stdin or stderr
+        if self._width is None and not self.is_terminal:  # rich would use the width of any terminal on stdin or stderr
             self.width = PIPE_WIDTH
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -45,10 +44,10 @@ class Console(rich.console.Console):
 
 
 def say(*parts: str | Text | tuple[str, str], err: bool = False, style: str = "") -> None:
-    """Print lines of text, wrapped to the terminal's width; continued lines are indented as their first one is, below
-    the text of a "- item". A word that is longer than a line, such as a path, stays whole.
+    """Print lines of text, wrapped to the terminal's width; continuation lines are indented like their first one, or
+    below the text of a "- item". A word that is longer than a line, such as a path, is not split.
 
-    `parts` are joined: text, or (text, style). `err`: on stderr.
+    `parts` are joined: text, or (text, style). `err`: to stderr.
     """
     text = Text.assemble(*(plain(part) if isinstance(part, str) else part for part in parts))
     console = Console(stderr=err)
@@ -59,7 +58,7 @@ def say(*parts: str | Text | tuple[str, str], err: bool = False, style: str = ""
 
 
 def wrap(line: Text, console: rich.console.Console) -> list[Text]:
-    """One line as several of the console's width."""
+    """Wrap one line to the console's width."""
     body = line.plain.lstrip(" ")
     bullet = 2 if body[:2] in ("- ", "· ", "→ ") else 0
     indent = min(len(line.plain) - len(body) + bullet, console.width // 2)
@@ -76,7 +75,7 @@ def wrap(line: Text, console: rich.console.Console) -> list[Text]:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Progress is out of the way while something is printed."""
+    """Pause the progress display while something is printed."""
     for shown in _LIVE:
         shown.stop()
     try:
@@ -87,7 +86,7 @@ def aside() -> Iterator[None]:
 
 
 class Task:
-    """What `progress` shows. Every argument left out stays as it is."""
+    """Handle of a `progress` display. Omitted arguments stay unchanged."""
 
     def __init__(self, shown: Progress | None, number: Any) -> None:
         self._shown, self._number = shown, number
@@ -95,7 +94,8 @@ class Task:
     def update(
         self, done: float | None = None, text: str | None = None, *, total: float | None = None, what: str | None = None
     ) -> None:
-        """`done` of `total` are; `text`: figures or what goes on, behind the bar; `what`: in front of it."""
+        """Show that `done` of `total` are completed; `text`: figures or current step, after the bar; `what`:
+        description before it."""
         if self._shown is not None:
             fields: dict[str, Any] = {
                 "completed": done,
@@ -106,25 +106,26 @@ class Task:
             self._shown.update(self._number, **{name: value for name, value in fields.items() if value is not None})
 
     def advance(self, text: str | None = None) -> None:
-        """One more is done; without `text`, it is counted."""
+        """Count one more as completed; `text` replaces the default text with the count."""
         if self._shown is not None:
             self._shown.advance(self._number)
             task = self._shown.tasks[0]
             self.update(text=text or f"{task.completed:,.0f} of {task.total or 0:,.0f}")
 
     def ops(self, done: int, ops: int) -> None:
-        """`done` of `ops` ops of a graph are played."""
+        """Show that `done` of `ops` ops of a graph have been replayed."""
         self.update(done, f"{done:,} of {ops:,} ops", total=ops)
 
     def step(self, text: str) -> None:
-        """`text` goes on: for functions that report in lines."""
+        """Show the current step; for functions that report progress in lines."""
         self.update(text=text)
 
 
 @contextlib.contextmanager
 def progress(what: str, total: float | None = None, done: float = 0) -> Iterator[Task]:
-    """A line on stderr, where that is a terminal, which shows for as long as the block takes what is done of `total`,
-    or, without one, that something goes on and for how long. Nothing of it remains; elsewhere nothing is shown."""
+    """Show a line on stderr, if that is a terminal, while the block runs: the progress out of `total`, or, without a
+    total, an activity indicator with the elapsed time. It is removed at the end; without a terminal nothing is shown.
+    """
     console = Console(stderr=True)
     if not console.is_terminal or _LIVE or os.environ.get("TERM") == "dumb":
         yield Task(None, None)

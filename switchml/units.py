@@ -1,9 +1,9 @@
-"""Numbers with units, as people write and read them: one parser for options, TOML files and environment variables,
-and the texts of all tables and reports.
+"""Numbers with units: one parser for options, TOML files and environment variables, and the texts of all tables and
+reports.
 
-A size is `25MB` (10^6), `25MiB` (2^20) or, as nccl-tests and dd write it, `25M` (2^20, too). A rate is in bits, as
-tc(8) writes it (`200mbit`, `10Gb/s`), or in bytes (`25GB/s`). A time is `2ms`. A count is `1k` or `300B` (10^9). A
-number without a unit has one only where the name of its option or key says so: `timeout_s`, `--wire-bytes`.
+A size is `25MB` (10^6), `25MiB` (2^20) or, as in nccl-tests and dd, `25M` (2^20, too). A rate is in bits, as in tc(8)
+(`200mbit`, `10Gb/s`), or in bytes (`25GB/s`). A time is `2ms`. A count is `1k` or `300B` (10^9). A number without a
+unit is accepted only if the name of its option or key implies one: `timeout_s`, `--wire-bytes`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _NUMBER = re.compile(r"([+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a
 
 @dataclass(frozen=True)
 class Kind:
-    """What a number is of. Values are floats in the `base` unit."""
+    """A kind of quantity. Values are floats in the `base` unit."""
 
     name: str
     base: str
-    """The unit of a parsed value: B, bit, s, or nothing for a count."""
+    """The unit of a parsed value: B, bit/s, s, or "" for a count."""
     example: str
     units: Mapping[str, float]
-    """By name, regardless of case."""
+    """Unit → factor, case-insensitive."""
     cased: Mapping[str, float]
-    """Those whose case matters, looked for first: GB/s is eight times Gb/s."""
+    """Case-sensitive units, which take precedence: GB/s is eight times Gb/s."""
 
     def parse(self, text: str, bare: float | None = None) -> float:
-        """The number in `text`; one without a unit counts `bare` of the base unit, None: it is refused. Raises
-        ConfigError for anything else, infinities included."""
+        """Parse the number in `text`; without a unit it is multiplied by `bare`, or refused if `bare` is None. Raises
+        ConfigError for anything else, including infinities."""
         match = _NUMBER.fullmatch(text.strip())
         number = float(match[1].replace("_", "")) if match else math.nan
         factor = self._factor(match[2], bare) if match else None
         if factor is None or not math.isfinite(number * factor):
             raise ConfigError(f"{text!r}: expected {self._expected(bare)}")
-        if factor < 1:  # 25us is 2.5e-05, not 2.4999999999999998e-05
+        if factor < 1:  # so that 25us is 2.5e-05, not 2.4999999999999998e-05
             return number / round(1 / factor)
         return number * factor
 
@@ -105,12 +105,12 @@ SUFFIXES: tuple[tuple[str, Kind, float], ...] = (
     ("seconds", TIME, 1.0),
     ("megabytes", SIZE, 1e6),
 )
-"""Ends of names that say a unit: what the value is, and the unit in that kind's base."""
+"""Suffixes of names that imply a unit: the kind of quantity, and the unit relative to that kind's base."""
 
 
 def of_name(name: str) -> tuple[Kind, float]:
-    """What the value of an option or key called `name` is, and its unit in that kind's base: `rate_bps`, `--delay-s`.
-    A name that says no unit is that of a count."""
+    """Kind of quantity of an option or key called `name`, and its unit relative to that kind's base: `rate_bps`,
+    `--delay-s`. A name without a known suffix is that of a count."""
     name = name.lstrip("-").replace("-", "_")
     for suffix, kind, unit in SUFFIXES:
         if name.endswith(suffix) or name == suffix[1:]:
@@ -119,14 +119,14 @@ def of_name(name: str) -> tuple[Kind, float]:
 
 
 def parse_named(name: str, text: str) -> float:
-    """The number in `text`, in the unit that `name` says; raises ConfigError. `parse_named("timeout_s", "2ms")` is
-    0.002."""
+    """Parse the number in `text`, in the unit implied by `name`; raises ConfigError. `parse_named("timeout_s", "2ms")`
+    is 0.002."""
     kind, unit = of_name(name)
     return kind.parse(text, bare=unit) / unit
 
 
 def time_text(seconds: float) -> str:
-    """1.23 s, 45.6 ms, 789 µs, 3.4 h: three digits and a unit that fits."""
+    """Text of a duration with three digits and a suitable unit: 1.23 s, 45.6 ms, 789 µs, 3.4 h."""
     if seconds == 0:
         return "0 s"
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
@@ -139,7 +139,8 @@ _UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6),
 
 
 class TimeUnit:
-    """The unit of a column of times, such that the longest of them reads well: its `name`, and figures in it."""
+    """A common unit for a column of times, suitable for the longest of them: its `name`, and the formatting of
+    figures."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
         longest_s = max((abs(each) for each in seconds), default=0.0)
@@ -149,16 +150,16 @@ class TimeUnit:
         self._places = 1 if longest >= 100 else 2 if longest >= 10 else 3
 
     def text(self, seconds: float) -> str:
-        """Four digits of the longest time, as many behind the point of all others."""
+        """Figure in this unit; all have the number of decimals that gives the longest time four digits."""
         return f"{seconds / self.size_s:,.{self._places}f}"
 
     def signed(self, seconds: float) -> str:
-        """With a sign."""
+        """Figure with a sign."""
         return f"{seconds / self.size_s:+,.{self._places}f}".replace("-", "−")
 
 
 def bytes_text(count: float) -> str:
-    """12.3 GB, in powers of ten."""
+    """Text of a size in powers of ten: 12.3 GB."""
     for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(count) >= size:
             return f"{_three(count / size)} {unit}"
@@ -169,14 +170,14 @@ GIB = 2**30
 
 
 def memory_text(size_bytes: float) -> str:
-    """79.1 GiB: memory of accelerators, in powers of two as drivers and torch have it."""
+    """Text of a memory size in powers of two, as used by drivers and torch for accelerators: 79.1 GiB."""
     if 0 < abs(size_bytes) < GIB / 10:
         return f"{size_bytes / 2**20:,.1f} MiB"
     return f"{size_bytes / GIB:,.1f} GiB"
 
 
 def _three(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Text with three significant digits, without an exponent."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

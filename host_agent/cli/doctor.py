@@ -33,8 +33,9 @@ def doctor(seconds: float, ranks: int, device: str | None, as_json: bool) -> Non
     """Check what this machine can do and what it lacks.
 
     Checks the kernel, the user's privileges, and the programs and packages that switchml can use; then runs an
-    aggregator and some ranks on loopback for a second and verifies their sums. With a GPU, or --device, it compares
-    what torch's backend does there as well: in under a minute. Exit code 1 if anything of that is wrong.
+    aggregator and some ranks on loopback for a second and verifies their sums. With a GPU, or --device, it also
+    compares the torch backend on that device with exact results, which takes less than a minute. Exit code 1 if the
+    trial or the comparison fails.
     """
     import json
 
@@ -56,7 +57,7 @@ def doctor(seconds: float, ranks: int, device: str | None, as_json: bool) -> Non
 
 
 def show(findings: list[Finding]) -> None:
-    """Print what was found, and below it what there is to do, so that addresses and commands stay whole."""
+    """Print the findings as a table, and advice below it, so that addresses and commands are not truncated."""
     table = Table([text("", least=1), text("check"), text("found")])
     for finding in findings:
         table.add(Text(*MARKS[finding.state]), finding.name, finding.detail)
@@ -69,7 +70,7 @@ def show(findings: list[Finding]) -> None:
 
 
 def trial(ranks: int, seconds: float) -> Finding:
-    """All-reduce 1 MiB tensors for `seconds` among `ranks` threads, through an aggregator of this process."""
+    """All-reduce 1 MiB tensors for `seconds` among `ranks` threads, through an aggregator in this process."""
     import time
     from concurrent.futures import ThreadPoolExecutor
 
@@ -92,7 +93,7 @@ def trial(ranks: int, seconds: float) -> Finding:
                     x = np.full(numel, rank + 1, np.float32)
                     expected = ranks * (ranks + 1) / 2
                     start_s, is_running = time.monotonic(), True
-                    while is_running:  # rank 0's clock decides for all, so that they stop after the same round
+                    while is_running:  # rank 0's clock decides for all ranks, so that they stop after the same round
                         total = agent.allreduce(x, timeout_s=30)
                         if not (total == expected).all():
                             raise AssertionError(f"a sum is {total[total != expected][0]}, expected {expected}")

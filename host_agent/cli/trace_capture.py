@@ -1,4 +1,4 @@
-"""`switchml trace capture -- torchrun … script.py`: run an unmodified script, and profile every rank of it."""
+"""`switchml trace capture -- torchrun … script.py`: run an unmodified script and profile every rank."""
 
 import json
 import os
@@ -21,15 +21,16 @@ from switchml.tables import Table, number, show, text, wide_option
 from switchml.terminal import say
 
 FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
-"""A capture's files (host_agent/profile/files.py)."""
+"""Pattern of a capture's file names (host_agent/profile/files.py)."""
 FLIGHT_RECORDS = 20_000
-"""Default capacity of torch's flight recorder in collectives (torch's own: 2,000); sizes of older ones are unknown."""
+"""Default capacity of torch's flight recorder in collectives (torch's own default: 2,000); sizes of collectives that it
+dropped are unknown."""
 INTERRUPT_S = 60.0
-"""Time for the ranks to write their traces after Ctrl-C."""
+"""Seconds that the ranks have to write their traces after Ctrl-C."""
 
 
 class Steps(click.ParamType[tuple[int, int]]):
-    """SKIP:STOP."""
+    """Command-line parameter type SKIP:STOP."""
 
     name = "SKIP:STOP"
 
@@ -45,9 +46,9 @@ class Steps(click.ParamType[tuple[int, int]]):
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank's capture. `iterations`: how many were captured, `iteration_s` their median, `plain_s` that of the
-    iterations between captures (0 without --measure). `start_s`: median cost of starting a capture: the call, and the
-    slowdown of the iteration after it."""
+    """Summary of one rank's capture. `iterations`: number of captured iterations, `iteration_s` their median duration,
+    `plain_s` that of the iterations between captures (0 without --measure). `start_s`: median cost of starting a
+    capture: the call itself, and the slowdown of the iteration after it."""
 
     rank: int
     host: str
@@ -109,7 +110,7 @@ def capture(
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND (torchrun … script.py), and write a trace of some iterations of every rank: torch's profile and
-    execution trace, and each packet of our own transport. The script needs no changes; its Python must have switchml
+    execution trace, and each packet of switchml's transport. The script needs no changes; its Python must have switchml
     installed, and it must use torch's optimizers, whose steps delimit the iterations.
     """
     out = out.absolute()
@@ -129,11 +130,11 @@ def capture(
         "SWITCHML_TRACE_SHAPES": str(int(shapes)),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
     }
-    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its older name
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # the variable's older name
         environment.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDS))
     try:
         code = run_command(command, environment, stdout=sys.stderr if as_json else None, interrupted_s=INTERRUPT_S)
-    except KeyboardInterrupt:  # which has reached the ranks, too: they have written what they captured
+    except KeyboardInterrupt:  # the ranks received it, too, and have written their captures
         heard()
         code = 130
     abouts = _abouts(out)
@@ -161,7 +162,7 @@ def _make_room(out: Path, overwrite: bool) -> None:
 
 
 def _abouts(out: Path) -> list[dict[str, Any]]:
-    """The ranks' descriptions of their captures, by rank."""
+    """Load the ranks' descriptions of their captures, sorted by rank."""
     return sorted((json.loads(path.read_text()) for path in out.glob("rank-*.about.json")), key=lambda one: one["rank"])
 
 
@@ -188,11 +189,11 @@ def _summary(about: dict[str, Any], out: Path) -> RankSummary:
 
 
 _OF_RUNS = ("steps", "measure", "shapes", "packets", "graph")
-"""Parameters that mean nothing to a script which is emulated."""
+"""Parameters that do not apply to an emulated script."""
 
 
 def _emulate(cluster: str, gpus: int | None, out: Path, as_json: bool, command: tuple[str, ...]) -> None:
-    """By `switchml emulate`, which another package brings."""
+    """Emulate the script with `switchml emulate`, which is part of another package."""
     context = click.get_current_context()
     for parameter in given_parameters(context):
         if parameter.name in _OF_RUNS:
@@ -233,7 +234,7 @@ def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -
         title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured",
     )
     several = len({rank.host for rank in ranks}) > 1
-    by_agents = any(rank.all_reduces for rank in ranks)  # else another backend, whose packets nobody counts
+    by_agents = any(rank.all_reduces for rank in ranks)  # False for other backends, whose packets are not counted
     for rank in ranks:
         table.add(
             str(rank.rank),

@@ -1,5 +1,5 @@
-"""The cost of a capture, from the alternating iterations of `switchml trace capture --measure`: per iteration within a
-running capture, apart from the one-off cost of starting and stopping.
+"""The cost of a capture, from the alternating iterations of `switchml trace capture --measure`: the slowdown per
+iteration in a running capture, excluding the one-off cost of starting and stopping.
 """
 
 import itertools
@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 
 TIME, CPU_TIME = 0, 1
-"""Columns of an iteration: seconds of each."""
+"""Columns of an iteration: wall-clock seconds and CPU seconds."""
 
 Window = list[tuple[float, float]]
-"""Iterations in a row."""
+"""Consecutive iterations, as (wall-clock seconds, CPU seconds)."""
 
 _RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
 class Cost:
-    """How much longer iterations take when they are captured: 0.05 is 5 %."""
+    """Relative slowdown of captured iterations: 0.05 is 5 %."""
 
     cost: float
-    """Median of the pairs."""
+    """Median over the pairs."""
     low: float | None
     high: float | None
-    """Bootstrap 95 % confidence interval of the median; None: one pair has none."""
+    """Bootstrap 95 % confidence interval of the median; None with a single pair."""
     pairs: list[float]
-    """Each pair's."""
+    """Slowdown measured by each pair."""
 
 
 def windows(about: dict[str, Any]) -> dict[str, list[Window]]:
@@ -43,14 +43,15 @@ def windows(about: dict[str, Any]) -> dict[str, list[Window]]:
 
 
 def median(windows: list[Window], column: int) -> float:
-    """Median of all iterations in these windows; 0 if there are none."""
+    """Median over all iterations in these windows; 0 if there are none."""
     values = [iteration[column] for window in windows for iteration in window]
     return statistics.median(values) if values else 0.0
 
 
 def measure(abouts: list[dict[str, Any]], column: int) -> Cost | None:
-    """The cost over all ranks together, since they wait for one another. A capture is compared to the iterations before
-    and, if any, after it, so that a machine that becomes busier does not look like a cost. None without a pair."""
+    """Compute the cost over all ranks together, since they wait for one another. A captured window is compared with the
+    plain windows before and, if any, after it, so that a machine that becomes busier does not look like a cost. None
+    without a pair."""
     ranks_windows = [windows(about) for about in abouts]
     plain, captured = (
         [
@@ -68,7 +69,7 @@ def measure(abouts: list[dict[str, Any]], column: int) -> Cost | None:
 
 
 def _interval(values: list[float]) -> tuple[float, float] | tuple[None, None]:
-    """Of the median, by bootstrap; of a single value there is none."""
+    """Bootstrap confidence interval of the median; (None, None) for a single value."""
     if len(values) < 2:
         return None, None
     drawn = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values)))
@@ -77,7 +78,8 @@ def _interval(values: list[float]) -> tuple[float, float] | tuple[None, None]:
 
 
 def advice(cost: Cost) -> int | None:
-    """Number of pairs for an interval of about ±2 %; None if it is that small already, or would take more than 200."""
+    """Number of pairs needed for an interval of about ±2 %; None if it is that narrow already, or would take more than
+    200."""
     if cost.low is None or cost.high is None:
         return None
     wide = (cost.high - cost.low) / 0.04

@@ -1,4 +1,4 @@
-"""Compressed all-reduces of buckets that go through different codecs."""
+"""Compressed all-reduces of buckets with different codecs."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from switchml.errors import ConfigError
 
 
 class BucketCompressor:
-    """One compressor for each codec. `specs`: the codecs of the buckets in order, as texts; buckets beyond them go
-    through the last one. `memory`: their error feedback, None for what each codec's paper trains with.
+    """One compressor per codec. `specs`: codec texts of the buckets in order; further buckets use the last one.
+    `memory`: their error feedback, or None for the one that each codec's paper trains with.
 
-    Raises ConfigError for texts that name nothing and for codecs that go by matrices, which take no bucket."""
+    Raises ConfigError for unknown codecs or settings, and for matrix codecs, which do not accept buckets."""
 
     by_matrix = False
 
@@ -24,7 +24,7 @@ class BucketCompressor:
 
     @property
     def lr(self) -> float:
-        """The step's learning rate, for error feedback that asks for it; the caller's to set where it changes."""
+        """Learning rate of the step, for error feedback that depends on it; set by the caller when it changes."""
         return self._compressors[self._specs[0]].lr
 
     @lr.setter

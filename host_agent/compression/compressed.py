@@ -1,8 +1,9 @@
-"""Compressed all-reduces: drives the exchanges of switchml/codecs over whatever can sum and gather.
+"""Compressed all-reduces: runs the exchanges of switchml/codecs over any transport that can sum and gather.
 
-`Compressor` keeps codec, error feedback and their states by tensor. A `Reducer` answers what an exchange asks for:
-`AgentReducer` with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange is several
-collectives one after the other, and every rank must run the same ones in the same order, so a call here waits for it.
+`Compressor` holds the codec, the error feedback and their states per tensor. A `Reducer` answers the requests of an
+exchange: `AgentReducer` with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange
+consists of several consecutive collectives, and every rank must run the same ones in the same order, so a call here is
+synchronous.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ WARM_UP_ELEMENTS = 1 << 12
 
 
 class Answerer(Protocol):
-    """What can answer an exchange's requests (switchml/codecs/base.py)."""
+    """Protocol of objects that answer an exchange's requests (switchml/codecs/base.py)."""
 
     rank: int
     world: int
@@ -39,44 +40,44 @@ class Answerer(Protocol):
 
 
 class Reducer(Answerer, Protocol):
-    """What asks the other ranks for the answers. `bytes` counts what this rank sent so far."""
+    """An Answerer that communicates with the other ranks. `bytes` counts the bytes that this rank has sent."""
 
     bytes: int
 
     def wire_bytes(self, request: Request) -> int:
-        """What a request puts on the busier direction of this rank's link, headers of packets left out."""
+        """Bytes of a request on the busier direction of this rank's link, without packet headers."""
         ...
 
     def later(self, request: Max, context: StepContext) -> Callable[[], Array]:
-        """Ask now, and get the answer from what this returns, when it is needed. All ranks must ask at the same place
+        """Start a request and return a callable that waits for its answer. All ranks must start it at the same position
         in the order of their requests."""
         ...
 
 
 def round_trips(request: Request) -> int:
-    """How many collectives follow each other in a request: who gathers asks for sizes first, unless they are known."""
+    """Number of consecutive collectives in a request: a gather exchanges sizes first, unless they are known."""
     asks_first = isinstance(request, Gather) or (isinstance(request, SparseSum) and not request.is_sized)
     return 2 if asks_first else 1
 
 
 def context_of(reducer: Answerer, name: str, **rest: Any) -> StepContext:
-    """The context of a call of the reducer's rank; `rest` are further fields."""
+    """Context of a call on the reducer's rank; `rest` are further fields."""
     return StepContext(name, rank=reducer.rank, world=reducer.world, **rest)
 
 
 class RankCompressor:
-    """What all compressors have: one rank's reducer, error feedback and seed, which every rank must have alike."""
+    """Common base of compressors: one rank's reducer, error feedback and seed, which must be the same on every rank."""
 
     by_matrix = False
 
     def __init__(self, reducer: Reducer, error_feedback: ErrorFeedback, seed: int):
         self.reducer, self.error_feedback, self.seed = reducer, error_feedback, seed
         self.lr = 1.0
-        """The step's learning rate, for error feedback that asks for it; the caller's to set where it changes."""
+        """Learning rate of the step, for error feedback that depends on it; set by the caller when it changes."""
         self._agreed = False
 
     def _agree(self, codec: str) -> None:
-        """In the first call: raises RanksDisagree, on every rank, unless all ranks have the same codec."""
+        """In the first call, check that all ranks have the same codec; raises RanksDisagree on every rank otherwise."""
         if not self._agreed:
             agree(self.reducer, f"codec {codec}, memory {self.error_feedback}, seed {self.seed}")
             self._agreed = True
@@ -86,8 +87,8 @@ class Compressor(RankCompressor):
     """One rank's compressed all-reduces with one codec and one error feedback.
 
     `codec`, `memory`: texts as in docs/codecs.md ("topk:ratio=0.01"); `memory` None for the one that the codec's paper
-    trains with. Raises ConfigError for texts that name nothing. All ranks must pass the same, which the first call
-    checks: RanksDisagree names who differs.
+    trains with. Raises ConfigError for unknown codecs or settings. All ranks must pass the same, which the first call
+    checks: RanksDisagree names the ranks that differ.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class Compressor(RankCompressor):
         self._steps: dict[tuple[str, int], int] = {}
 
     def allreduce(self, name: str, x: Array, shape: tuple[int, ...] | None = None) -> Array:
-        """The mean over the ranks of `x`, float32[n], as the codec sees it; the same bits on every rank.
+        """Mean of `x`, float32[n], over the ranks, after compression; identical bits on every rank.
 
-        `name` says whose state it is, together with n; `shape` is the tensor's own, where it has one.
+        `name` and n select the state of codec and error feedback; `shape` is the tensor's original shape, if any.
         """
         self._agree(str(self.codec))
         key = (name, x.size)
@@ -117,7 +118,7 @@ class Compressor(RankCompressor):
         return drive(exchange, self.reducer, context)
 
     def state_dict(self) -> dict[str, Any]:
-        """What error feedback and codecs keep, and the number of steps, of each tensor: plain values and arrays."""
+        """State of error feedback and codec, and number of steps, per tensor: plain values and arrays."""
         tensors = {
             key: {"step": self._steps[key], "codec": _values(of_codec), "memory": _values(of_feedback)}
             for key, (of_codec, of_feedback) in self._states.items()
@@ -125,7 +126,8 @@ class Compressor(RankCompressor):
         return {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed, "tensors": tensors}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Raises ConfigError for that of another codec, error feedback or seed."""
+        """Continue from the result of `state_dict`. Raises ConfigError if it is of another codec, error feedback or
+        seed."""
         mine = {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed}
         for name, value in mine.items():
             if state_dict.get(name) != value:
@@ -141,12 +143,12 @@ class Compressor(RankCompressor):
 
 
 def _values(state: Any) -> dict[str, Any]:
-    """A state's fields, in copies."""
+    """Copies of a state's fields."""
     return {} if state is None else copy.deepcopy(vars(state))
 
 
 def drive(exchange: Generator[Request | Later, Any, T], answerer: Answerer, context: StepContext) -> T:
-    """Answer an exchange until it returns, and return that. Only a `Reducer` can be asked for something `Later`."""
+    """Answer an exchange's requests until it returns, and return its result. Only a `Reducer` can answer a `Later`."""
     answer = None
     while True:
         try:
@@ -160,7 +162,7 @@ def drive(exchange: Generator[Request | Later, Any, T], answerer: Answerer, cont
 
 
 def agree(reducer: Reducer, what: str) -> None:
-    """Raises RanksDisagree, on every rank, unless all ranks say the same text."""
+    """Check that all ranks pass the same text; raises RanksDisagree on every rank otherwise."""
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=4).digest(), "little")
     places = np.zeros(reducer.world, np.int32)
     places.view(np.uint32)[reducer.rank] = digest
@@ -174,10 +176,11 @@ def agree(reducer: Reducer, what: str) -> None:
 
 
 def lanes_of(values: Array) -> Array:
-    """int8[n] or int16[n] as int32 lanes that hold four or two of them each: sums of lanes are the lanes of the sums.
+    """Pack int8[n] or int16[n] into int32 lanes of four or two values each, so that sums of lanes are the lanes of the
+    sums.
 
-    A lane is v0 + v1 * 2^b + …, in ordinary signed arithmetic, so that a field that goes below zero borrows from the
-    next one, and `values_of` pays back. Sound while every sum, but for the least number, fits the fields.
+    A lane is v0 + v1 * 2^b + …, in ordinary signed arithmetic, so that a negative field borrows from the next one,
+    which `values_of` reverses. Valid while every sum, except for the minimum integer, fits its field.
     """
     per = 4 // values.itemsize
     padded = np.zeros(-(-values.size // per) * per, values.dtype)
@@ -190,7 +193,7 @@ def lanes_of(values: Array) -> Array:
 
 
 def values_of(lanes: Array, dtype: np.dtype, n: int) -> Array:
-    """What `lanes_of` packed, after any number of additions: `dtype`[n]."""
+    """Unpack the values of `lanes_of`, after any number of additions: `dtype`[n]."""
     per, bits = 4 // dtype.itemsize, 8 * dtype.itemsize
     fields = np.empty((lanes.size, per), dtype)
     rest = lanes.astype(np.int64)
@@ -200,29 +203,30 @@ def values_of(lanes: Array, dtype: np.dtype, n: int) -> Array:
     return fields.reshape(-1)[:n]
 
 
-# Sparse vectors: gathered, streamed, or added as dense ones
+# Sparse vectors: gathered, streamed, or summed as dense ones
 
 STREAM_BLOCK = 32
-"""Elements of a block in which selected elements travel: a packet of 1024 bytes holds eight, fused."""
+"""Elements of a block in which selected elements are sent: a packet of 1024 bytes holds eight fused blocks."""
 GATHER_BLOCK = 256
-"""Words of a block in which gathered bytes travel: a packet of 1024 bytes."""
+"""Words of a block in which gathered bytes are sent: a packet of 1024 bytes."""
 LEAST_GATHER_BLOCKS = 64
-"""Fewer blocks are a matter of one round trip either way, and a stream takes two."""
+"""Minimum number of blocks for a sparse stream: fewer take one round trip as a dense tensor, and two as a stream."""
 ASK_EVERY = 16
-"""Sums of sparse vectors of known size after which the ranks ask anew which route is the best."""
+"""Number of sums of equally sized sparse vectors after which the ranks choose the route anew."""
 PACKET_ELEMENTS = PAYLOAD_BYTES // 4
 WORDS_BYTES = 32
-"""In a packet of eight blocks."""
+"""Bytes of index words in a packet of eight blocks."""
 
 
 def packets_of(indices: Array) -> int:
-    """Packets of a dense tensor that hold some of `indices` (ascending)."""
+    """Number of packets of a dense tensor that contain some of `indices` (ascending)."""
     return int(np.count_nonzero(np.diff(indices // PACKET_ELEMENTS))) + 1 if indices.size else 0
 
 
 def streamed_bytes(packets: Array, count: int) -> float:
-    """What comes down where the ranks stream `packets` (one number a rank) of those that `count` elements fill: the
-    union of independent choices, and a first round in each stream. Choices that agree more make less."""
+    """Bytes that each rank receives if the ranks stream `packets` (one number per rank) of the packets that `count`
+    elements fill: the union of independent selections, and a first round in each stream. Correlated selections result
+    in less."""
     whole = max(1, -(-count // PACKET_ELEMENTS))
     union = whole * (1.0 - np.prod(1.0 - np.asarray(packets, np.float64) / whole))
     rounds = union + streams_of(whole, whole)
@@ -230,13 +234,13 @@ def streamed_bytes(packets: Array, count: int) -> float:
 
 
 def framed_bytes(size: float) -> float:
-    """What so many bytes make in full packets."""
+    """Bytes on the line for `size` payload bytes in full packets."""
     return size * (1.0 + LINE_OVERHEAD_BYTES / PAYLOAD_BYTES)
 
 
 def route_of(gathered: float, packets: Array, count: int, takes_sparse: bool) -> str:
-    """The route for a sum of sparse vectors that puts least on the busier direction of a link: "gather" (`gathered`
-    bytes), "stream" or "dense". From what all ranks know alike."""
+    """Route for a sum of sparse vectors with the fewest bytes on the busier direction of a link: "gather" (`gathered`
+    bytes), "stream" or "dense". Depends only on numbers that are equal on all ranks."""
     costs = {"gather": framed_bytes(gathered), "dense": framed_bytes(4 * count)}
     if takes_sparse:
         costs["stream"] = streamed_bytes(packets, count)
@@ -244,7 +248,8 @@ def route_of(gathered: float, packets: Array, count: int, takes_sparse: bool) ->
 
 
 def share_numbers(add: Callable[[Array], Array], rank: int, world: int, *numbers: int) -> Array:
-    """int32[world, k]: the `numbers` of all ranks, by adding up a vector in which each has its own places."""
+    """Gather the `numbers` of all ranks as int32[world, k], by summing a vector in which each rank fills its
+    own row."""
     places = np.zeros((world, len(numbers)), np.int32)
     places[rank] = numbers
     return add(places.reshape(-1)).reshape(world, -1)
@@ -253,11 +258,11 @@ def share_numbers(add: Callable[[Array], Array], rank: int, world: int, *numbers
 def gather_by_sum(
     payload: Payload, add: Callable[[Array], Array], rank: int, world: int, sizes: Array | None = None
 ) -> list[Payload]:
-    """All ranks' payloads, in the order of the ranks, with nothing but integer sums.
+    """Gather all ranks' payloads in rank order, with integer sums only.
 
-    1. Add a vector in which every rank has put its size at its own place, unless `sizes` (int32[world]) are known. 2.
-    Add one in which every rank has put its bytes at its own place, all places as large as the largest. `add`: int32[m]
-    to int32[m] summed over the ranks.
+    1. Sum a vector in which every rank fills in its size at its own index, unless `sizes` (int32[world]) are known. 2.
+    Sum a vector in which every rank fills in its bytes in its own row; all rows are as long as the largest payload.
+    `add`: int32[m] to int32[m] summed over the ranks.
     """
     raw = np.frombuffer(payload.to_bytes(), np.uint8)
     if sizes is None:
@@ -269,7 +274,7 @@ def gather_by_sum(
 
 
 def sum_of_payloads(payloads: list[Payload]) -> Array:
-    """float32[n]: what payloads of one sparsifying codec decode to, added in the order of the ranks."""
+    """Sum of the decoded payloads of one sparsifying codec, in rank order: float32[n]."""
     codec = codecs.by_number(payloads[0].number)
     assert codec is not None
     decoder, n = codec(), payloads[0].count
@@ -280,7 +285,7 @@ def sum_of_payloads(payloads: list[Payload]) -> Array:
 
 
 class SummingAgent(Protocol):
-    """What `AgentReducer` needs of an agent (host_agent/base.py)."""
+    """The part of an agent (host_agent/base.py) that `AgentReducer` uses."""
 
     rank: int
     world_size: int
@@ -294,10 +299,10 @@ class SummingAgent(Protocol):
 
 
 class AgentReducer:
-    """A Reducer over an agent; needs no torch.
+    """A Reducer over an agent; does not need torch.
 
-    `bytes` of a sparse stream are those of the packets that this rank has something for, and words for each that
-    anybody has something for."""
+    For a sparse stream, `bytes` counts the packets to which this rank contributes, and the index words of every packet
+    to which any rank contributes."""
 
     def __init__(self, agent: SummingAgent):
         self._agent = agent
@@ -325,11 +330,12 @@ class AgentReducer:
         return lambda: codecs.max_of_sum(handle.wait(), context)
 
     def route(self, request: SparseSum, context: StepContext, gathered: Callable[[int], float]) -> tuple[str, Array]:
-        """The best route, from what all ranks know alike, and the bytes of each one's payload, int32[world].
+        """Choose the route from numbers that all ranks share; returns it with the bytes of each rank's payload,
+        int32[world].
 
-        `gathered`: bytes that gathering puts on a link, by those of the largest payload. The ranks tell each other
-        their payloads' bytes and their streams' packets; where the bytes are known, they go by what they heard last for
-        `ASK_EVERY` sums of the name, and save the round trip.
+        `gathered`: bytes on a link as a function of the largest payload, if gathered. The ranks exchange the bytes of
+        their payloads and the packets of their streams; where the bytes are known, the last exchange remains valid for
+        `ASK_EVERY` sums of the name, which saves the round trip.
         """
         key, nbytes = (context.name, request.count), request.payload.nbytes
         known_bytes, route, left = self._routes.get(key, (-1, "", 0))
@@ -344,7 +350,7 @@ class AgentReducer:
         return route, sizes
 
     def add_sparse(self, request: SparseSum, route: str) -> Array:
-        """The sum through the aggregator: as a "stream" of the blocks that some rank has, or "dense"."""
+        """Sum through the aggregator: as a "stream" of the blocks that are non-zero on some rank, or "dense"."""
         dense = np.zeros(request.count, np.float32)
         dense[request.indices] = request.values
         return self._add(dense, block=STREAM_BLOCK if route == "stream" else 0)
@@ -360,7 +366,8 @@ class AgentReducer:
         return int(min(gathered, self.summed_bytes(request)))
 
     def summed_bytes(self, request: SparseSum) -> float:
-        """The same of a sum of sparse vectors that is not gathered, were all ranks like this one."""
+        """Wire bytes of a sum of sparse vectors that is not gathered, assuming that all ranks send as much as
+        this one."""
         dense = 4.0 * request.count
         packets = np.full(self.world, packets_of(request.indices))
         return min(dense, streamed_bytes(packets, request.count)) if self._takes_sparse else dense
@@ -378,7 +385,7 @@ class AgentReducer:
         return self._add(values, "int16" if self._is_halved(request) else "int32")
 
     def _add(self, values: Array, wire: str = "int32", block: int = 0) -> Array:
-        """`block`: as a sparse stream of such blocks; 0: dense."""
+        """Sum over the ranks. `block`: block size of a sparse stream, or 0 for a dense sum."""
         if not block:
             self.bytes += values.size * (2 if wire == "int16" else values.itemsize)
             dense: Array = self._agent.allreduce(values, wire=wire)
@@ -390,22 +397,22 @@ class AgentReducer:
         return total
 
     def _add_places(self, places: Array) -> Array:
-        """Most of it zeros: the places of others."""
+        """Sum of vectors that are mostly zeros, in the parts of other ranks."""
         is_worth_it = self._takes_sparse and places.size >= LEAST_GATHER_BLOCKS * GATHER_BLOCK
         return self._add(places, block=GATHER_BLOCK if is_worth_it else 0)
 
 
 def _used_blocks(values: Array, block: int) -> int:
-    """Blocks of `values` that are not zero."""
+    """Number of non-zero blocks of `values`."""
     return int(np.count_nonzero(np.add.reduceat(values != 0, np.arange(0, values.size, block))))
 
 
-# Measured, and without a network
+# Reducers that measure, and that need no network
 
 
 @dataclass
 class Meter:
-    """A Reducer that counts and times what passes through it to another."""
+    """A Reducer that counts and times requests and forwards them to `inner`."""
 
     inner: Reducer
     counts: bool = True
@@ -430,7 +437,8 @@ class Meter:
 
 
 class Echo(Meter):
-    """One that answers at once as if every rank had sent what this one does, with the work that this takes."""
+    """A Meter that answers at once as if every rank had sent the same as this one, with the same amount of
+    computation."""
 
     def _answer(self, request: Request, context: StepContext) -> Any:
         if isinstance(request, Sum):
@@ -444,13 +452,13 @@ class Echo(Meter):
 
 
 def warm_up(chosen: Iterable[Codec], reducer: Reducer) -> None:
-    """Have all that these codecs run compiled: by one process of the machine, loaded from disk by the others (seconds a
-    codec the first time on a machine). So the first step measures, and lasts, what all others do."""
+    """Compile the kernels of these codecs: one process of the machine compiles them, the others load them from disk
+    (seconds per codec the first time on a machine). So the first step, and its measurements, are like all others."""
     x = np.linspace(-1, 1, WARM_UP_ELEMENTS, dtype=np.float32)
     context = context_of(reducer, "warm-up", shape=(x.size // 64, 64))
     folder = cache_root()
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a cache that is not ours to write: each process compiles for itself
+        with contextlib.suppress(OSError):  # without write access to the cache, each process compiles for itself
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(folder / "codecs.lock"))
         for codec in chosen:

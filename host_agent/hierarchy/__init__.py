@@ -1,1 +1,2 @@
-"""All-reduces in two levels: the ranks of one host sum in shared memory, and one of them speaks to the network."""
+"""Two-level all-reduces: the ranks of one host sum in shared memory, and one of them communicates with the
+aggregator."""

@@ -1,21 +1,21 @@
-"""One rank of a job whose collectives have two levels.
+"""One rank of a job with two-level collectives.
 
     with HostAgent.join("10.0.0.1:50099", job="demo", rank=0, world_size=8, hierarchy="node") as agent:
         total = agent.allreduce(x)
 
-The ranks of a host sum in shared memory (memory.py), in the order of their ranks. Their leader is an ordinary agent in
-a job of the hosts, and all-reduces these sums: a host sends and receives each tensor once, however many ranks it has.
-Other collectives go the same way (collectives.py).
+The ranks of a host sum in shared memory (memory.py), in rank order. Their leader is an ordinary agent in a job of the
+hosts, and all-reduces these sums: a host sends and receives each tensor once, however many ranks it has. Other
+collectives work alike (collectives.py).
 
-Every rank has a thread that moves blocks on:
+Every rank has a thread that advances blocks:
 
-1. Copy the next blocks of submitted tensors to this rank's inputs, as far as slots are free.
+1. Copy the next blocks of submitted tensors to this rank's inputs, while slots are free.
 2. Sum this rank's share of blocks that all ranks of the host have copied.
 3. The leader all-reduces summed blocks over the hosts.
-4. Copy results to where they belong, divide if it is a mean, and report tensors that are complete.
+4. Copy results to their targets, divide if the op is a mean, and report completed tensors.
 
-Integer sums are exact: where the sum of a host does not fit its type, an element behind the block says so to all hosts,
-which then all-reduce the block once more in two halves of 64 bits.
+Integer sums are exact: if the sum of a host does not fit its type, an element after the block signals this to all
+hosts, which then all-reduce the block again in two 64-bit halves.
 """
 
 import collections
@@ -48,15 +48,15 @@ from switchml.runtime.slices import shorten_slices
 log = logging.getLogger("host_agent")
 
 _TICK_S = 0.25
-"""How often to look whether calls get on."""
+"""Interval in seconds between checks of the progress of calls."""
 
 Join = Callable[[str, joining.Options], Agent]
 
 
 class HierarchicalAgent(Agent):
-    """One rank of one job in which the ranks of a host sum first, made by `HostAgent.join`."""
+    """One rank of a job in which the ranks of a host sum first. Created by `HostAgent.join`."""
 
-    by_hosts = True  # where the sums' overflows are exact
+    by_hosts = True  # overflows of sums are exact at this level
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class HierarchicalAgent(Agent):
         options: joining.Options,
         sparse: density.Choice,
     ):
-        """`network`: the leader's agent in the job of the hosts."""
+        """`network`: the leader's agent in the job of the hosts, or None on other ranks."""
         self._queue: CallQueue[NodeCall] = CallQueue(memory.ring_own)
         super().__init__(self._queue)
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
@@ -83,7 +83,7 @@ class HierarchicalAgent(Agent):
         self._arrived = self._summed = self._submitted = self._taken = 0
         self._progress_at = 0.0
         self._is_over = False
-        """A call came after a rank had left, so it failed, as all later ones will."""
+        """Whether a call was made after a rank had left, so that it failed, as all later ones will."""
         self._warn = StallWarning(self.job, self.rank)
         if network is not None:
             self.on_failure(network.abort)
@@ -95,7 +95,7 @@ class HierarchicalAgent(Agent):
     @classmethod
     def join_hosts(cls, address: str, options: joining.Options, host: str, join: Join) -> Agent:
         """Join the job of all ranks at the first aggregator of `address`; leaders also join that of the hosts, with
-        `join`. What `join` makes is all there is if no two ranks share a host. Raises JoinError, ConfigError."""
+        `join`. If no two ranks share a host, just returns the agent of `join`. Raises JoinError, ConfigError."""
         sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
         if (options.wire or os.environ.get("SWITCHML_WIRE")) == EXACT:
             raise ConfigError(
@@ -132,7 +132,7 @@ class HierarchicalAgent(Agent):
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each host."""
+        """Ranks of each host."""
         return self._membership.hosts
 
     @property
@@ -151,8 +151,8 @@ class HierarchicalAgent(Agent):
         self._part()
 
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks that the oldest block waits for: those of this host that have not copied it in, else those of the hosts
-        that the leader's agent waits for."""
+        """Ranks that the oldest block waits for: ranks of this host that have not copied it in, or else ranks of the
+        hosts that the leader's agent waits for."""
         local = [rank for i, rank in enumerate(self._membership.ranks) if self._memory.count(i, ARRIVED) <= self._taken]
         if local:
             return tuple(local)
@@ -170,13 +170,13 @@ class HierarchicalAgent(Agent):
         self._is_over = bool(self._membership.departed)
 
     def stats(self) -> dict[str, Any]:
-        """Counters as of every agent; packets are those of the leader's agent, none for other ranks."""
+        """Counters as of every agent; packet counters are those of the leader's agent, and zero on other ranks."""
         packets: dict[str, Any] = dict.fromkeys((*core.COUNTERS, "window", "rtt_s", "rto_s"), 0)
         if self._network is not None:
             packets = self._network.stats()
         return packets | self._queue.totals() | {"transport": self.transport}
 
-    # -- this rank's thread --
+    # -- the rank's thread --
 
     def _run(self) -> None:
         shorten_slices()
@@ -199,7 +199,7 @@ class HierarchicalAgent(Agent):
         self._wind_up()
 
     def _copy_in(self) -> bool:
-        """Step 1."""
+        """Step 1: copy blocks of submitted tensors in. Returns whether it did any."""
         free = self._memory.least(TAKEN) + DEPTH
         before = self._arrived
         while self._arrived < free and (block := self._next_block()) is not None:
@@ -229,7 +229,7 @@ class HierarchicalAgent(Agent):
         return block
 
     def _sum(self) -> bool:
-        """Step 2."""
+        """Step 2: sum this rank's share. Returns whether there was anything to sum."""
         ready, before = self._memory.least(ARRIVED), self._summed
         while self._summed < ready:
             slot = self._summed % DEPTH
@@ -243,8 +243,8 @@ class HierarchicalAgent(Agent):
         return self._summed > before
 
     def _submit(self) -> bool:
-        """Step 3, first half: the leader's all-reduces over the hosts. Integers go one block at a time, because what
-        follows a block must be the same on all hosts."""
+        """Step 3, first half: submit the leader's all-reduces over the hosts. Integers are sent one block at a time,
+        because the operations after a block must be the same on all hosts."""
         if self._network is None:
             return False
         ready, before = self._memory.least(SUMMED), self._submitted
@@ -264,7 +264,7 @@ class HierarchicalAgent(Agent):
         return self._submitted > before
 
     def _request(self, block: Block, address: int) -> None:
-        """The collectives over the hosts; their outcomes go to the block's `results`."""
+        """Submit the block's collectives over the hosts; their outcomes are appended to the block's `results`."""
         assert self._network is not None
 
         def done(error: BaseException | None) -> None:
@@ -277,7 +277,7 @@ class HierarchicalAgent(Agent):
             self._network.submit(request)
 
     def _collect(self) -> bool:
-        """Step 3, second half: results of blocks that the hosts have summed, in their order."""
+        """Step 3, second half: collect results of blocks that the hosts have summed, in order."""
         done = before = self._memory.count(0, DONE)
         while self._network is not None and done < self._submitted:
             slot = done % DEPTH
@@ -300,8 +300,8 @@ class HierarchicalAgent(Agent):
         return done > before
 
     def _reduce_wide(self, slot: int, block: Block) -> np.ndarray | None:
-        """The sums of a block of integers over all hosts as HostMemory.wide_sum has them; None if the job is over.
-        Waits for the network, where nothing else of the leader's is under way."""
+        """Reduce a block of integers over all hosts in the format of HostMemory.wide_sum; None if the job has ended.
+        Blocks on the network, on which the leader has no other calls in flight."""
         wide = self._memory.wide_sum(slot, block.kind, block.count)
         finished = threading.Event()
         outcome: list[BaseException | None] = []
@@ -314,14 +314,14 @@ class HierarchicalAgent(Agent):
         self._network.allreduce_address(
             wide.ctypes.data, wide.ctypes.data, wide.size, "int64", "sum", done, sparse=False, keep=wide
         )
-        finished.wait()  # the agent's own failure ends it, too
+        finished.wait()  # also set if the agent fails
         if outcome[0] is not None:
             self._on_network_failure(outcome[0])
             return None
         return wide
 
     def _copy_out(self) -> bool:
-        """Step 4."""
+        """Step 4: copy results out and complete calls. Returns whether there were any."""
         done, before = self._memory.count(0, DONE), self._taken
         while self._taken < done and self._queue.error is None:
             slot = self._taken % DEPTH
@@ -342,7 +342,7 @@ class HierarchicalAgent(Agent):
         self._queue.note_busy(time.monotonic(), bool(self._running))
         call.end(overflow(call.misfits, call.request.numel, call.request.dtype))
 
-    # -- what can go wrong --
+    # -- failures --
 
     def _check_progress(self, now: float) -> None:
         memory = self._memory
@@ -368,9 +368,9 @@ class HierarchicalAgent(Agent):
         self._warn(now, now - self._progress_at, self._running[0], culprits)
 
     def _is_needed(self, rank: int) -> bool:
-        """Whether the oldest block waits for a rank of this host: for its input, and, once it has all inputs, for its
-        share of the sum, or the leader's for the hosts'. One that gave up waiting for another's input, which a call
-        with more time still waits for, is not needed yet."""
+        """Whether the oldest block waits for a rank of this host: for its input, and, once all inputs are there, for
+        its share of the sum, or the leader's all-reduce. A rank that timed out while it waited for another's input, for
+        which a call with a longer timeout still waits, is not needed yet."""
         if rank not in self._membership.ranks:
             return False
         index = self._membership.ranks.index(rank)
@@ -380,15 +380,15 @@ class HierarchicalAgent(Agent):
         return self._memory.count(index, step) <= self._taken
 
     def _on_network_failure(self, error: BaseException) -> None:
-        """The leader's: its agent gave up, and so must all ranks of the host."""
-        if self._queue.error is not None:  # which is why
+        """Handle the failure of the leader's agent: all ranks of the host fail."""
+        if self._queue.error is not None:  # the agent was aborted because of that error
             return
         if isinstance(error, PeerLost):
             hosts = [self.hosts[host] for host in error.ranks]
             ranks = tuple(rank for host in hosts for rank in host if rank in self._membership.departed)
             if ranks:
                 error = self._membership.lost(ranks)
-            else:  # its own event comes a moment later
+            else:  # the peer's own event follows shortly
                 error = lost(self.job, (host[0] for host in hosts), f"the leader of its host is gone ({error})")
         if self._queue.fail(error):
             self._memory.announce_failure(error)
@@ -407,8 +407,8 @@ class HierarchicalAgent(Agent):
         )
 
     def _wind_up(self) -> None:
-        """Fail every call that is left. Where this rank found out by itself what is wrong, it leaves, so that the
-        others need not find out by waiting."""
+        """Fail every remaining call. If the error is this rank's own, it leaves, so that the others do not have to time
+        out."""
         self._queue.end_calls(self._running)
         self._running.clear()
         error = self._queue.error

@@ -1,4 +1,4 @@
-"""An all-reduce in two levels, and the blocks in which it passes through the hosts' memory."""
+"""Two-level all-reduces, and the blocks in which they pass through the hosts' memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchml.runtime.memory import i32_at, i64_at
 
 @dataclass
 class NodeCall(PendingCall):
-    """An all-reduce in two levels. `digest`: of what all ranks must have alike."""
+    """A two-level all-reduce. `digest`: hash of the properties that must be equal on all ranks."""
 
     digest: int = field(default=0, init=False)
     misfits: int = field(default=0, init=False)
@@ -49,9 +49,9 @@ class Block:
     count: int
     is_last: bool
     awaited: int = 0
-    """The leader's: how many requests its agent has for this block."""
+    """On the leader: number of its agent's requests for this block."""
     results: list[BaseException | None] = field(default_factory=list)
-    """Their outcomes, as far as they are there."""
+    """Outcomes of these requests so far."""
 
     @property
     def kind(self) -> int:
@@ -66,31 +66,31 @@ class Block:
         return self.count * self.call.item_bytes
 
     def address(self, base: int) -> int:
-        """Of the block in a tensor at `base`."""
+        """Address of the block in a tensor at `base`."""
         return base + self.first * self.call.item_bytes
 
     def copy_in(self, memory: HostMemory, slot: int) -> None:
-        """Copy what this rank has to the host's memory."""
+        """Copy this rank's input to the host's memory."""
         memory.copy_in(slot, self.address(self.call.request.source), self.nbytes)
 
     def add_up(self, memory: HostMemory, slot: int) -> bool:
-        """Sum this rank's share of what all ranks have; whether integers overflowed."""
+        """Sum this rank's share of all ranks' inputs; returns whether integers overflowed."""
         return memory.sum_share(slot, self.kind, self.count)
 
     def requests(self, result: int, done: OnDone, keep: object) -> list[Request]:
-        """What the leader does over the hosts with the sums at address `result`, in place. An integer that follows the
-        sums goes with them."""
+        """The leader's requests over the hosts for the sums at address `result`, in place. Integer sums include the
+        overflow element that follows them."""
         request, count = self.call.request, self.count + self.is_integer
         sparse, wire = self.call.sparse, request.wire
         where = (result, result, count, request.dtype, "sum", done, None, keep, sparse, wire)
         return [Request(*where, called=request.signature)]
 
     def copy_out(self, memory: HostMemory, slot: int) -> None:
-        """Copy what this rank gets to where it belongs."""
+        """Copy this rank's result to its target."""
         request, divisor = self.call.request, self.call.divisor
         memory.copy_out(slot, self.kind, self.address(request.target), self.count, divisor)
 
     def overflowed(self, result: int) -> bool:
-        """Whether the sum of some host has overflowed: the element behind the block at address `result` says."""
+        """Whether the sum of some host has overflowed, according to the element after the block at address `result`."""
         longs = i32_at if self.kind == memories.INT32 else i64_at
         return bool(longs(result, self.count + 1)[self.count])

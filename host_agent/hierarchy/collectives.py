@@ -1,9 +1,9 @@
-"""Collectives beside an all-reduce of sums in two levels: what a rank puts into its host's memory, what the leader does
-over the hosts, and what a rank takes from the result.
+"""Two-level collectives other than sum all-reduces: the input that a rank copies to its host's memory, the leader's
+operation over the hosts, and the part of the result that a rank copies out.
 
-Where each rank has a share of the tensor, a block has the same piece of every share, host by host, in the order of
-`Places`. So what belongs to a host lies side by side, and one collective over the hosts moves it. What nobody adds to
-goes straight to the result, without a copy in the inputs. Integer sums are all-reduces, whose overflows are exact.
+If each rank has a share of the tensor, a block has the same piece of every share, host by host, in the order of
+`Places`. So the pieces of a host are adjacent, and one collective over the hosts moves them. Input that is not summed
+is copied straight to the result, without a copy in the inputs. Integer sums are all-reduces, whose overflows are exact.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from switchml.protocol.collectives import Collective
 from switchml.protocol.packet import OP_SUM, REACH_ALL, REACH_OTHERS, REACH_ROOT
 
 FIRST_KIND = 8
-"""In a slot's record, the kind of KINDS[0]; those below are of sums."""
+"""Kind of KINDS[0] in a slot's record; lower numbers are kinds of sums."""
 _GRAIN = 64
-"""Elements of a rank's piece of a block: a multiple, but for the last."""
+"""A rank's piece of a block is a multiple of this number of elements, except for the last."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Places:
 
     @cached_property
     def of(self) -> tuple[int, ...]:
-        """Where each rank's piece of a block is, counted in pieces."""
+        """Position of each rank's piece in a block, counted in pieces."""
         order = [rank for ranks in self.hosts for rank in ranks]
         return tuple(order.index(rank) for rank in range(len(order)))
 
@@ -45,13 +45,13 @@ class Places:
 
     @cached_property
     def are_even(self) -> bool:
-        """Whether every host has as many ranks."""
+        """Whether every host has the same number of ranks."""
         return len({len(ranks) for ranks in self.hosts}) == 1
 
 
 @dataclass
 class NodeCollectiveCall(NodeCall):
-    """A request with a collective, in two levels."""
+    """A request for a two-level collective."""
 
     places: Places = field(kw_only=True)
 
@@ -75,12 +75,12 @@ class NodeCollectiveCall(NodeCall):
 
     @property
     def pieces(self) -> int:
-        """Of a block."""
+        """Number of pieces of a block."""
         return max(self.scheme.shares, 1)
 
     def blocks(self) -> Iterator[Block]:
         most, numel = BLOCK_BYTES // self.item_bytes // self.pieces // _GRAIN * _GRAIN, self.request.numel
-        for first in range(0, max(numel, 1), most):  # a barrier has one without elements
+        for first in range(0, max(numel, 1), most):  # a barrier has one block without elements
             count = min(most, numel - first)
             yield CollectiveBlock(self, first, count, is_last=first + count == numel)
 
@@ -130,7 +130,7 @@ class CollectiveBlock(Block):
         if not scheme.shares:
             root = scheme.root if scheme.seals >= 0 else places.host_of[scheme.root]
             return [one(result, result, 1, replace(scheme, root=root))]
-        if not places.are_even:  # one host after the other
+        if not places.are_even:  # one collective per host
             each = []
             for host, ranks in enumerate(hosts):
                 at = result + self._at(ranks[0])
@@ -147,7 +147,7 @@ class CollectiveBlock(Block):
         scheme, target, me = self.call.scheme, self.call.request.target, self.call.places.rank
         if scheme.shares and scheme.reach == REACH_OTHERS:
             for rank in range(scheme.shares):
-                if rank != me:  # its own are there already
+                if rank != me:  # this rank's own share is there already
                     memory.get(slot, self._at(rank), self.address(target + rank * scheme.target_step), self.nbytes)
         elif scheme.reach == REACH_ALL or (scheme.reach == REACH_ROOT) == bool(scheme.shares or scheme.root == me):
             at, divisor = self._at(me) if scheme.shares else 0, self.call.divisor
@@ -158,5 +158,5 @@ class CollectiveBlock(Block):
                 memory.copy_out(slot, kind, self.address(target), self.count, divisor, at)
 
     def _at(self, rank: int) -> int:
-        """Bytes before a rank's piece."""
+        """Offset in bytes of a rank's piece."""
         return self.call.places.of[rank] * self.nbytes

@@ -1,8 +1,8 @@
-"""Which ranks share a host, and how they come to share memory.
+"""Grouping of ranks by host, and the exchange of their shared memory.
 
-All ranks of a job first join one that has no packets (`Membership`): it tells who is on which host, and later who died
-or left. Then the lowest rank of each host, its leader, creates the memory and passes it to the others over a Unix
-socket in the abstract namespace, which ends where the network namespace does.
+All ranks of a job first join a job without packets (`Membership`), which tells them the host of each rank, and later
+which ranks died or left. Then the lowest rank of each host, its leader, creates the memory and passes it to the others
+over a Unix socket in the abstract namespace, whose scope is the network namespace.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, Pe
 
 HIERARCHIES = ("none", "node")
 RANKS_SUFFIX = ".ranks"
-"""What the job of all ranks has behind the name of the job of the hosts."""
+"""Suffix of the name of the job of all ranks, after the name of the job of the hosts."""
 _RETRY_S = 0.01
 _TICK_S = 0.25
-"""How often to look whether the job is still on."""
+"""Interval in seconds between checks that the job still runs."""
 _NO_ADDRESS = ("", 0)
 
 
 def resolve(choice: str | None) -> tuple[str, str]:
-    """(hierarchy, name of this host) of what a caller, or else SWITCHML_HIERARCHY, says: "none", "node" or
-    "node:NAME". Raises ConfigError."""
+    """Parse a caller's choice, or else SWITCHML_HIERARCHY: "none", "node" or "node:NAME". Returns (hierarchy, name of
+    this host). Raises ConfigError."""
     text = choice or os.environ.get("SWITCHML_HIERARCHY") or "none"
     mode, _, name = text.partition(":")
     if mode not in HIERARCHIES or (name and mode == "none"):
@@ -42,15 +42,15 @@ def resolve(choice: str | None) -> tuple[str, str]:
 
 
 def this_machine() -> str:
-    """A text that two processes share if and only if they can reach each other over loopback."""
+    """Identifier that two processes have in common if and only if they can reach each other over loopback."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot_id = file.read().strip()
     return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def host_label(name: str = "") -> str:
-    """This host for people, with a mark that all its processes share: this machine, network namespace and user, or
-    whoever has the same `name`."""
+    """Human-readable label of this host, with a hash that all its processes have in common: those of the same machine,
+    network namespace and user, or those with the same `name`."""
     identity = f"name {name}" if name else f"{this_machine()}/{os.getuid()}"
     return f"{socket.gethostname()[:40]}/{hashlib.blake2b(identity.encode(), digest_size=5).hexdigest()}"
 
@@ -71,12 +71,12 @@ class Membership(FailureState):
         mark = f"{job} {info.job_id} {info.job_tag} {leader.rank} {leader.pid} {leader.host}"
         self._socket_name = f"\0switchml-{hashlib.blake2b(mark.encode(), digest_size=16).hexdigest()}"
         self.departed: dict[int, str] = {}
-        """Ranks that have left, and how."""
+        """Ranks that have left → the reason."""
         session.events(self._on_event)
 
     @classmethod
     def join(cls, address: str, options: Options, host: str) -> Membership:
-        """Wait until all ranks are in. `host`: a name for it, or "" for the machine's own identity. Raises
+        """Join and wait for all ranks. `host`: a name for this host, or "" to identify it by machine. Raises
         JoinError."""
         session = client.join(
             address,
@@ -93,11 +93,11 @@ class Membership(FailureState):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those of this host; the first is its leader."""
+        """Ranks of this host; the first is its leader."""
         return self.hosts[self.host]
 
     def departure(self) -> PeerLost | None:
-        """What calls that begin now must fail with, if a rank has left."""
+        """The error of calls that begin after a rank has left; None if no rank has."""
         return self.lost(tuple(self.departed)) if self.departed else None
 
     def lost(self, ranks: tuple[int, ...]) -> PeerLost:
@@ -105,7 +105,7 @@ class Membership(FailureState):
         return lost(self._job, ranks, "; ".join(self.departed[rank] for rank in ranks if rank in self.departed))
 
     def share_memory(self, deadline: float) -> HostMemory:
-        """The memory of this host's ranks, once all of them have it. Raises JoinError."""
+        """Return the memory of this host's ranks, once all of them have it. Raises JoinError."""
         if self.index:
             fd = self._receive_memory(deadline)
         else:
@@ -120,7 +120,7 @@ class Membership(FailureState):
             os.close(fd)
 
     def await_leader(self, memory: HostMemory, deadline: float) -> None:
-        """Wait until the leader of this host is in the job of the hosts. Raises its error."""
+        """Wait until the leader of this host has joined the job of the hosts. Raises the leader's error."""
         while memory.state == STARTING:
             heard = memory.rings()
             if memory.state == STARTING:
@@ -128,7 +128,7 @@ class Membership(FailureState):
             try:
                 self.check(deadline + 1.0, f"rank {self.ranks[0]} of this host did not join")
             except JoinError:
-                if memory.state == STARTING:  # a leader that fails says of what before it leaves
+                if memory.state == STARTING:  # a leader that fails announces its error before it leaves
                     raise
         if memory.state == FAILED:
             raise memory.failure()
@@ -137,7 +137,7 @@ class Membership(FailureState):
         self._session.leave()
 
     def check(self, deadline: float, awaited: str) -> None:
-        """While joining: raises JoinError when the job is over, or it is too late."""
+        """While joining: check that the job still runs and the deadline has not passed. Raises JoinError."""
         if self.error is not None:
             raise JoinError(f"while this rank joined: {self.error}")
         if self.departed:
@@ -157,7 +157,7 @@ class Membership(FailureState):
                     connection, _ = listener.accept()
                 except TimeoutError:
                     continue
-                with connection, contextlib.suppress(OSError):  # a rank that is gone: `check` knows
+                with connection, contextlib.suppress(OSError):  # if that rank is lost, `check` will raise
                     if _user_of(connection) == os.getuid():
                         connection.settimeout(max(deadline - time.monotonic(), _RETRY_S))
                         rank = int.from_bytes(connection.recv(4), "little")
@@ -178,7 +178,7 @@ class Membership(FailureState):
                     if fds:
                         return fds[0]
                 except OSError:
-                    pass  # not there yet, or gone: `check` knows
+                    pass  # not listening yet, or lost: `check` will raise
             time.sleep(_RETRY_S)
 
     def _on_event(self, event: client.SessionEvent) -> None:
@@ -196,7 +196,7 @@ class Membership(FailureState):
 
 
 def group_by(labels: list[str]) -> tuple[tuple[int, ...], ...]:
-    """The places of equal labels, in the order in which labels first occur."""
+    """Indices of equal labels, in the order in which labels first occur."""
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
         places.setdefault(label, []).append(place)
@@ -204,6 +204,6 @@ def group_by(labels: list[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """The user behind the other end of a Unix socket."""
+    """User ID of the process at the other end of a Unix socket."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])

@@ -1,15 +1,17 @@
-"""The memory that the ranks of one host share, and what is computed in it.
+"""The shared memory of the ranks of one host, and the computation in it.
 
-A tensor passes through it in blocks, numbered from 0 over all calls. Block b uses slot b mod DEPTH: an input a rank,
-and one result. Each rank counts how far it has come, and everybody reads everybody's counts:
+A tensor passes through it in blocks, numbered from 0 over all calls. Block b uses slot b mod DEPTH, which has an input
+per rank and one result. Each rank publishes how many blocks it has completed at each step, and all ranks read these
+counts:
 
     ARRIVED   blocks that it has copied to its inputs
-    SUMMED    blocks of which it has summed its share, over all ranks' inputs in the order of the ranks
-    DONE      blocks whose sum over all hosts is in the result (the leader alone counts these)
+    SUMMED    blocks whose share it has summed, over all ranks' inputs in rank order
+    DONE      blocks whose sum over all hosts is in the result (counted by the leader only)
     TAKEN     blocks that it has copied from the result
 
-A slot is free for block b when every rank has taken block b - DEPTH. A count has one writer; what it announces was
-written before it (release and acquire), so no lock is needed. Who waits for others' counts sleeps at its doorbell.
+A slot is free for block b when every rank has taken block b - DEPTH. Each count has a single writer, which has written
+the data before it publishes the count (release and acquire), so no lock is needed. A rank that waits for the others'
+counts sleeps on its doorbell.
 """
 
 import json
@@ -27,7 +29,7 @@ from switchml.runtime.jit import compile_once, kernel
 from switchml.runtime.memory import copy_bytes, f32_at, f64_at, i32_at, i64_at, load_acquire, store_release, u8_at
 
 DEPTH = 8
-"""Blocks that may be under way: being copied in, summed, on the network, copied out."""
+"""Maximum number of blocks in progress: being copied in, summed, on the network, copied out."""
 BLOCK_BYTES = 1 << 20
 FLOAT32, FLOAT64, INT32, INT64 = range(4)
 _COMBINATIONS: dict[int, tuple[str, np.ufunc]] = {
@@ -38,33 +40,34 @@ _COMBINATIONS: dict[int, tuple[str, np.ufunc]] = {
 }
 KINDS = {"float32": FLOAT32, "float64": FLOAT64, "int32": INT32, "int64": INT64}
 STARTING, READY, FAILED = range(3)
-"""What the leader says in the header."""
+"""States of the leader, in the header."""
 
 ARRIVED, SUMMED, DONE, TAKEN = 64, 128, 192, 256
-"""A rank's counts: offsets in its block, each in a cache line of its own; its doorbell is at 0."""
+"""Offsets of a rank's counts in its block, each in a cache line of its own; its doorbell is at 0."""
 _RECORDS, _RECORD_WORDS = 512, 8
 DIGEST, NUMEL, KIND, OVERFLOWED, MISFITS = range(5)
-"""A rank's record of a slot, int64[8]: a digest of its call, the call's elements and kind (KINDS), whether its share of
-an integer sum overflowed; in the leader's, how many of the final sums do not fit."""
+"""Columns of a rank's record of a slot, int64[8]: a digest of its call, the call's elements and kind (KINDS), whether
+its share of an integer sum overflowed; in the leader's record, the number of final sums that do not fit."""
 _HEADER_BYTES = _RANK_BYTES = 4096
 _STATE, _TEXT_LENGTH, _TEXT, _WAITS_FOR = 0, 64, 72, 4096 - V2_MAX_WORKERS
 _MOST_TEXT = 500
-"""Characters of a text in the header; six bytes each at most, and there are two."""
+"""Maximum number of characters of a text in the header; a character takes at most six bytes, and there are two texts.
+"""
 _RESULT_BYTES = BLOCK_BYTES + 64
-"""With room for one more element, in which the hosts add up how many of them have overflowed."""
+"""Size of a result, with room for one more element, in which the hosts count overflowed sums."""
 _STRIP = 4096
-"""Elements that are summed at a time, so that they stay in the cache."""
+"""Number of elements summed at a time, so that they stay in the cache."""
 _LEAST_SHARED = 1 << 14
-"""Elements of a block that is worth summing in shares; a smaller one is the leader's alone."""
+"""Minimum number of elements of a block that the ranks sum in shares; the leader sums a smaller one alone."""
 
 
 def bytes_of(ranks: int) -> int:
-    """Size of the memory for a host with so many ranks. Untouched pages cost nothing."""
+    """Size of the memory for a host with this many ranks. Untouched pages take no memory."""
     return _HEADER_BYTES + ranks * _RANK_BYTES + DEPTH * (ranks * BLOCK_BYTES + _RESULT_BYTES)
 
 
 class HostMemory:
-    """The memory as local rank `index` of `ranks` sees it; local rank 0 is the leader. `fd` is left open."""
+    """The shared memory as accessed by local rank `index` of `ranks`; local rank 0 is the leader. `fd` is left open."""
 
     def __init__(self, fd: int, index: int, ranks: int):
         self.index, self.ranks = index, ranks
@@ -72,22 +75,22 @@ class HostMemory:
         self._base = self._map.ctypes.data
         self._scratch = np.zeros(2, np.int64)
         self.waits_for = self._map[_WAITS_FOR:_HEADER_BYTES]
-        """uint8[256]: hosts that a round of the leader's waits for."""
+        """uint8[256]: flags of the hosts that a round of the leader waits for."""
         blocks = self._map[_HEADER_BYTES : _HEADER_BYTES + ranks * _RANK_BYTES].view(np.int64).reshape(ranks, -1)
         words = blocks[:, _RECORDS // 8 : _RECORDS // 8 + DEPTH * _RECORD_WORDS]
         self.records = np.lib.stride_tricks.as_strided(
             words, (ranks, DEPTH, _RECORD_WORDS), (_RANK_BYTES, 8 * _RECORD_WORDS, 8)
         )
-        """int64[ranks, DEPTH, 8]."""
+        """Records of the slots: int64[ranks, DEPTH, 8]."""
 
-    # What the leader says
+    # The leader's announcements
 
     @property
     def state(self) -> int:
         return int(load_count(self._base + _STATE))
 
     def announce(self, state: int, **facts: Any) -> None:
-        """Leader's side: READY or FAILED, with what the others must know; wakes everybody."""
+        """On the leader: publish READY or FAILED with facts for the other ranks, and wake them."""
         short = {name: fact[:_MOST_TEXT] if isinstance(fact, str) else fact for name, fact in facts.items()}
         text = json.dumps(short).encode()
         self._map[_TEXT : _TEXT + len(text)] = np.frombuffer(text, np.uint8)
@@ -96,7 +99,7 @@ class HostMemory:
         self.ring_others()
 
     def announce_failure(self, error: BaseException) -> None:
-        """Leader's side: what ended the job of the hosts."""
+        """On the leader: publish the error that ended the job of the hosts."""
         ranks = list(getattr(error, "ranks", ()))
         self.announce(FAILED, error=type(error).__name__, message=str(error), ranks=ranks)
 
@@ -109,22 +112,22 @@ class HostMemory:
         return (kind if issubclass(kind, (JobError, JoinError, ConfigError)) else JobError)(message)
 
     def facts(self) -> dict[str, Any]:
-        """What the leader announced last."""
+        """Facts of the leader's last announcement."""
         length = int(load_count(self._base + _TEXT_LENGTH))
         return json.loads(self._map[_TEXT : _TEXT + length].tobytes())
 
     # Counts and doorbells
 
     def count(self, index: int, what: int) -> int:
-        """A rank's ARRIVED, SUMMED, DONE or TAKEN."""
+        """A rank's ARRIVED, SUMMED, DONE or TAKEN count."""
         return int(load_count(self._rank_at(index) + what))
 
     def least(self, what: int) -> int:
-        """The smallest of all ranks' counts."""
+        """Minimum of all ranks' counts."""
         return int(least_count(self._rank_at(0) + what, self.ranks))
 
     def publish(self, what: int, count: int) -> None:
-        """Set this rank's count, and wake who may wait for it."""
+        """Set this rank's count, and wake ranks that may wait for it."""
         store_count(self._rank_at(self.index) + what, count)
         self.ring_others()
 
@@ -135,36 +138,36 @@ class HostMemory:
         doorbell.ring(self._rank_at(self.index))
 
     def rings(self) -> int:
-        """To be read before looking for work, and given to `wait`."""
+        """Number of rings of this rank's doorbell. Read it before looking for work, and pass it to `wait`."""
         return int(doorbell.rings(self._rank_at(self.index)))
 
     def wait(self, heard: int, timeout_s: float) -> None:
-        """Sleep until somebody has rung since `rings` gave `heard`, or for `timeout_s`."""
+        """Sleep until the doorbell has rung more often than `heard`, or for `timeout_s`."""
         doorbell.wait(self._rank_at(self.index), heard, int(timeout_s * 1e9), self._scratch)
 
     # Blocks
 
     def copy_in(self, slot: int, source: int, nbytes: int, at: int = 0) -> None:
-        """`nbytes` at address `source` to this rank's input, from byte `at` on."""
+        """Copy `nbytes` at address `source` to this rank's input, from byte `at` on."""
         copy_bytes(self._input(self.index, slot) + at, source, nbytes)
 
     def put(self, slot: int, at: int, source: int, nbytes: int) -> None:
-        """`nbytes` at address `source` to the slot's result, from byte `at` on."""
+        """Copy `nbytes` at address `source` to the slot's result, from byte `at` on."""
         copy_bytes(self.result(slot) + at, source, nbytes)
 
     def get(self, slot: int, at: int, target: int, nbytes: int) -> None:
-        """The reverse."""
+        """Copy `nbytes` from the slot's result, from byte `at` on, to address `target`."""
         copy_bytes(target, self.result(slot) + at, nbytes)
 
     def sum_share(self, slot: int, kind: int, count: int) -> bool:
-        """Sum this rank's share of the slot's `count` elements; whether integers overflowed."""
+        """Sum this rank's share of the slot's `count` elements; returns whether integers overflowed."""
         first, last = self._share(count)
         if first == last:
             return False
         return bool(add_up(kind, self._input(0, slot), self._stride, self.ranks, self.result(slot), first, last))
 
     def combine_share(self, slot: int, op: int, nbytes: int) -> None:
-        """The same of unsigned integers that an op of the wire combines (docs/protocol.md, section 11)."""
+        """Combine this rank's share of unsigned integers by an op of the protocol (docs/protocol.md, section 11)."""
         first, last = self._share(nbytes)
         dtype, combine = _COMBINATIONS[op]
         inputs = [u8_at(self._input(rank, slot) + first, last - first).view(dtype) for rank in range(self.ranks)]
@@ -179,22 +182,24 @@ class HostMemory:
         return inputs + slot * _RESULT_BYTES
 
     def wide_sum(self, slot: int, kind: int, count: int) -> np.ndarray:
-        """The slot's inputs of integers summed exactly: int64[2, count], the upper halves and the lower 32 bits."""
+        """Sum the slot's integer inputs exactly: int64[2, count], the sums of the upper halves and of the lower 32
+        bits."""
         wide = np.empty((2, count), np.int64)
         add_up_wide(kind, self._input(0, slot), self._stride, self.ranks, wide)
         return wide
 
     def narrow(self, slot: int, kind: int, wide: np.ndarray) -> int:
-        """Put sums of `wide_sum`s into the result, wrapped; how many do not fit."""
+        """Write sums in the format of `wide_sum` to the result, with wraparound; returns the number of those that do
+        not fit."""
         return int(fit(kind, wide, self.result(slot)))
 
     def copy_out(self, slot: int, kind: int, target: int, count: int, divisor: int, at: int = 0) -> None:
-        """`count` elements of the slot's result, from byte `at` on, divided by `divisor` to address `target`; integers
-        truncate toward zero."""
+        """Copy `count` elements of the slot's result, from byte `at` on, divided by `divisor`, to address `target`;
+        integers truncate toward zero."""
         deliver(kind, self.result(slot) + at, target, count, divisor)
 
     def _share(self, count: int) -> tuple[int, int]:
-        """(first, last) element that this rank sums of a block."""
+        """(first, last) element of this rank's share of a block."""
         if count < _LEAST_SHARED:
             return (0, count) if self.index == 0 else (0, 0)
         step = -(-count // (self.ranks * 64)) * 64
@@ -213,25 +218,25 @@ class HostMemory:
 
 
 def create(ranks: int) -> int:
-    """The file descriptor of new memory for so many ranks. Raises OSError where the kernel has no memory."""
+    """Create memory for this many ranks; returns its file descriptor. Raises OSError if the kernel has no memory."""
     return new_memory("switchml-host", bytes_of(ranks))
 
 
 @kernel
 def load_count(address):
-    """The count at an address, as its writer published it."""
+    """Load the count at an address with acquire semantics."""
     return np.int64(load_acquire(np.uint64(address)))
 
 
 @kernel
 def store_count(address, count):
-    """Publish a count: who reads it sees all that was written before."""
+    """Publish a count with release semantics: a rank that reads it sees all earlier writes."""
     store_release(np.uint64(address), np.uint64(count))
 
 
 @kernel
 def least_count(address, ranks):
-    """The smallest of the counts of all ranks, of which the first rank's is at `address`."""
+    """Minimum of all ranks' counts; the first rank's is at `address`."""
     least = np.int64(0x7FFFFFFFFFFFFFFF)
     for rank in range(ranks):
         least = min(least, np.int64(load_acquire(np.uint64(address + rank * _RANK_BYTES))))
@@ -240,7 +245,7 @@ def least_count(address, ranks):
 
 @kernel
 def ring_all(bells, ranks, but):
-    """Ring every rank's doorbell but one; the first is at `bells`."""
+    """Ring the doorbells of all ranks except `but`; the first is at `bells`."""
     for rank in range(ranks):
         if rank != but:
             doorbell.ring(bells + rank * _RANK_BYTES)
@@ -254,7 +259,7 @@ def _add(total, x, y):
 
 @kernel
 def _add_checked(total, x, y):
-    """int64 sums that wrap; whether one did."""
+    """Add int64 with wraparound; returns whether any sum wrapped."""
     wrapped = np.int64(0)
     for i in range(total.size):
         whole = x[i] + y[i]
@@ -265,7 +270,7 @@ def _add_checked(total, x, y):
 
 @kernel
 def _sum_int32(inputs, stride, ranks, out, first, count):
-    """int32 sums that wrap; whether one did."""
+    """Add int32 with wraparound; returns whether any sum wrapped."""
     whole = np.zeros(count, np.int64)
     for rank in range(ranks):
         x = i32_at(np.uint64(inputs + rank * stride + 4 * first), count)
@@ -281,8 +286,8 @@ def _sum_int32(inputs, stride, ranks, out, first, count):
 
 @kernel
 def add_up(kind, inputs, stride, ranks, out, first, last):
-    """Sum elements [first, last) of all ranks' inputs, in the order of the ranks, to `out`. `inputs` is the address of
-    the first rank's, the others' follow `stride` bytes apart. Returns whether integers overflowed (the sum then
+    """Sum elements [first, last) of all ranks' inputs, in rank order, to `out`. `inputs` is the address of the first
+    rank's input; the others follow at intervals of `stride` bytes. Returns whether integers overflowed (the sum then
     wraps)."""
     overflowed = False
     for at in range(first, last, _STRIP):
@@ -312,7 +317,7 @@ def add_up(kind, inputs, stride, ranks, out, first, last):
 
 @kernel
 def add_up_wide(kind, inputs, stride, ranks, wide):
-    """Integer inputs summed without any overflow: wide[0] of their upper halves, wide[1] of their lower 32 bits."""
+    """Sum integer inputs without overflow: the upper halves into wide[0], the lower 32 bits into wide[1]."""
     wide[:] = 0
     count = wide.shape[1]
     for rank in range(ranks):
@@ -325,7 +330,8 @@ def add_up_wide(kind, inputs, stride, ranks, wide):
 
 @kernel
 def fit(kind, wide, out):
-    """Sums of `add_up_wide` to integers at address `out`, wrapped; how many do not fit."""
+    """Convert sums of `add_up_wide` to integers at address `out`, with wraparound; returns the number that do
+    not fit."""
     count = wide.shape[1]
     misfits = 0
     for i in range(count):
@@ -355,7 +361,7 @@ def _divide_truncating(target, values, divisor):
 
 @kernel
 def deliver(kind, result, target, count, divisor):
-    """`count` elements from address `result`, divided by `divisor`, to address `target`."""
+    """Write `count` elements from address `result`, divided by `divisor`, to address `target`."""
     result, target = np.uint64(result), np.uint64(target)
     if divisor == 1:
         copy_bytes(target, result, count * (4 if kind in (FLOAT32, INT32) else 8))
@@ -370,7 +376,7 @@ def deliver(kind, result, target, count, divisor):
 
 
 def warm_up() -> None:
-    """Compile, or load from the cache, all of the above."""
+    """Compile the kernels of this module, or load them from the cache."""
     bell, wide, scratch = np.zeros(4096, np.uint8), np.zeros((2, 0), np.int64), np.zeros(2, np.int64)
     at = bell.ctypes.data
     compile_once(load_count, at)

@@ -1,4 +1,5 @@
-"""Samples for training, planned before it begins (SOLAR, VLDB 2023): who reads what, when, and what is kept."""
+"""Data loading for training from a plan made in advance (SOLAR, VLDB 2023): which rank reads which sample in which
+step, and which samples it buffers."""
 
 from switchml import lazy
 

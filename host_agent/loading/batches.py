@@ -1,4 +1,4 @@
-"""Samples become a batch, and an unequal batch its weight in the gradient."""
+"""Collation of samples into batches, and the weight of an unequal batch in the gradient."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 
 
 def collate(samples: list[Any]) -> Any:
-    """What a DataLoader makes of them: torch's `default_collate`. Where torch is not installed, arrays and numbers are
-    stacked to NumPy arrays, parts of dictionaries and sequences each for themselves."""
+    """Collate samples as a DataLoader does: with torch's `default_collate`. Without torch, arrays and numbers are
+    stacked to NumPy arrays, separately for each part of dictionaries and sequences."""
     try:
         from torch.utils.data._utils import collate as by_torch
     except ImportError:
@@ -16,7 +16,7 @@ def collate(samples: list[Any]) -> Any:
     of_arrays = by_torch.default_collate_fn_map[np.ndarray]
 
     def of_read_only_arrays(batch: list[np.ndarray], **options: Any) -> Any:
-        """Sources read into memory that torch warns of."""
+        """Copies read-only arrays, for which torch would warn: sources return views of the bytes they read."""
         return of_arrays([each if each.flags.writeable else each.copy() for each in batch], **options)
 
     kinds: Any = by_torch.default_collate_fn_map | {np.ndarray: of_read_only_arrays}
@@ -35,7 +35,7 @@ def _stacked(samples: Sequence[Any]) -> Any:
 
 
 def loss_weight(local: int, whole: int, ranks: int) -> float:
-    """What a rank multiplies the mean loss of its `local` samples with, so that the mean over `ranks` of the gradients,
-    which DDP takes, is the gradient of the mean over all `whole` samples of the global batch: ranks · local / whole. It
-    is 1 where local batches are equal."""
+    """Factor for the mean loss of a rank's `local` samples, so that the mean of the gradients over `ranks`, which DDP
+    computes, is the gradient of the mean over all `whole` samples of the global batch: ranks · local / whole. It is 1
+    if local batches are equal."""
     return ranks * local / whole

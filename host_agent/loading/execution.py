@@ -1,5 +1,5 @@
-"""One rank's part of a plan, step by step: its buffer, the windows of samples that are being read, what it lends and
-borrows. A step either happens as a whole or, where a sample cannot be had, not at all: it can be tried again.
+"""Execution of one rank's part of a plan: its buffer, the windows of samples being read, and the samples lent to and
+borrowed from other ranks. A step is atomic: if a sample cannot be obtained, the step can be retried.
 """
 
 from collections import Counter
@@ -13,12 +13,13 @@ from host_agent.loading.sources.base import owned, size_of
 from switchml.errors import LoadingError
 
 WINDOWS = 3
-"""Windows that are there or on their way: while training takes the batches of one, the last answers of the next come,
-and requests of the one after go out. With two, storage waits for training at the end of each."""
+"""Number of windows that are loaded or being read: while training takes the batches of one, the last samples of the
+next arrive, and the one after is requested. With two, storage would be idle at the end of each window."""
 
 
 class Execution:
-    """`step` is the one to come. `counts`: buffer_hits, peer_hits, peer_bytes, peer_failures, storage_samples."""
+    """State of a plan's execution. `step`: number of the next step. `counts`: buffer_hits, peer_hits, peer_bytes,
+    peer_failures, storage_samples."""
 
     def __init__(self, plan: LoadingPlan, rank: int, fetcher: Fetcher, peers: Peers | None = None):
         self.plan, self._rank, self.fetcher, self._peers = plan, rank, fetcher, peers
@@ -29,8 +30,8 @@ class Execution:
         self._pool = ThreadPoolExecutor(WINDOWS, "switchml-reader")
 
     def next_batch(self) -> tuple[list[Any], StepPlan]:
-        """This rank's samples of the next step, and its plan. Raises LoadingError for samples that cannot be had; the
-        next call tries the same step again."""
+        """Return this rank's samples of the next step, and its plan. Raises LoadingError for samples that cannot be
+        read; the next call retries the same step."""
         mine = self.plan.step(self.step, self._rank)
         if self._peers is not None:
             self._peers.lend(self.step, {sample: self._buffer[sample] for sample in mine.lent.tolist()})
@@ -38,7 +39,7 @@ class Execution:
         found = {sample: self._buffer[sample] for sample, rank in source_of.items() if rank == self._rank}
         hits = len(found)
         read = self._window(self.step)
-        # What failed the last time this step was tried.
+        # Retry what failed in an earlier attempt at this step.
         read |= self.fetcher.fetch([each for each, rank in source_of.items() if rank == STORAGE and each not in read])
         found |= {sample: read[sample] for sample, rank in source_of.items() if rank == STORAGE}
         stored = len(found) - hits
@@ -54,12 +55,12 @@ class Execution:
         return [found[sample] for sample in mine.batch.tolist()], mine
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.fetcher.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _window(self, step: int) -> dict[int, Any]:
-        """What is read for the window of `step`; starts to read it, and those after it."""
+        """Samples read for the window of `step`; starts to read it, and the windows after it."""
         steps = self.plan.window_of(step)
         upcoming = steps
         for _ in range(WINDOWS):
@@ -72,7 +73,7 @@ class Execution:
         return self._windows[steps.start].result()
 
     def _borrowed(self, source_of: dict[int, int]) -> dict[int, Any]:
-        """What other ranks hold, from there or else from storage."""
+        """Samples held by other ranks, from them or else from storage."""
         by_rank: dict[int, list[int]] = {}
         for sample, rank in source_of.items():
             if rank not in (self._rank, STORAGE):
@@ -89,7 +90,8 @@ class Execution:
         return found
 
     def _raise_failed(self, found: dict[int, Any], read: dict[int, Any]) -> None:
-        """Raises LoadingError for samples of this step that were not read, and forgets that they were tried."""
+        """Raise LoadingError for samples of this step that were not read, and drop them from the window so that they
+        are retried."""
         failed = sorted(sample for sample, value in found.items() if isinstance(value, LoadingError))
         for sample in failed:
             read.pop(sample, None)

@@ -1,4 +1,4 @@
-"""Samples read from a source, with retries: what came is kept, and only what failed is read again."""
+"""Reading samples from a source with retries: only the failed ones are read again."""
 
 import threading
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from host_agent.loading.sources.base import Source, SourceChanged
 from switchml.errors import ConfigError, LoadingError
 
 FINAL = (SourceChanged, FileNotFoundError, PermissionError, ConfigError)
-"""Reading again does not help."""
+"""Errors for which a retry does not help."""
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How long a sample is tried: `attempts` times, waiting `back_off_s` after the first, twice as long each time."""
+    """Retry policy: `attempts` per sample, with a pause of `back_off_s` after the first, doubled each time."""
 
     attempts: int = 6
     back_off_s: float = 0.1
-    """With 6 attempts 3.1 s in all."""
+    """First pause in seconds; 6 attempts take 3.1 s in total."""
     most_s: float = 10.0
-    """The longest wait."""
+    """Maximum pause in seconds."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.back_off_s < 0:
@@ -28,7 +28,7 @@ class Retries:
 
 
 class Fetcher:
-    """Reads from `source`. `retried` counts samples that were read again."""
+    """Reads samples from `source`. `retried` counts samples that were read again."""
 
     def __init__(self, source: Source, retries: Retries):
         self._source, self._retries = source, retries
@@ -37,17 +37,17 @@ class Fetcher:
         self.retried = 0
 
     def stop(self) -> None:
-        """Wait for nothing any more: reads under way fail."""
+        """Stop waiting: reads in progress fail."""
         self._stop.set()
 
     def fetch(self, samples: Sequence[int]) -> dict[int, Any]:
-        """Sample → what it is, or the LoadingError that says why it could not be read."""
+        """Read samples: sample → its value, or the LoadingError that describes why it could not be read."""
         found: dict[int, Any] = {}
         left = list(samples)
         for attempt in range(self._retries.attempts):
             is_last = attempt + 1 == self._retries.attempts
             failed: dict[int, Exception] = {}
-            # A source that raises fails all of its samples: the last attempt is one by one, to find out which do.
+            # A source that raises fails all of its samples: the last attempt is one by one, to find the ones that fail.
             for group in [[each] for each in left] if is_last and attempt else [left]:
                 for sample, value in zip(group, self._read(group), strict=True):
                     (failed if isinstance(value, Exception) else found)[sample] = value
@@ -62,12 +62,12 @@ class Fetcher:
         return found | {sample: LoadingError(f"sample {sample}: the loader was closed", (sample,)) for sample in left}
 
     def _read(self, group: list[int]) -> list[Any]:
-        """The samples of `group`, or exceptions in their places."""
+        """Samples of `group`, or exceptions in their place."""
         if not group:
             return []
         try:
             samples = list(self._source.read(group))
-        except Exception as error:  # whatever a data set raises is told with the sample's number
+        except Exception as error:  # any exception of a data set is reported with the sample's number
             return [error] * len(group)
         if len(samples) != len(group):
             return [EOFError(f"{len(samples)} samples came; expected {len(group)}")] * len(group)

@@ -1,6 +1,8 @@
-"""What a buffer that knows the future needs: when each sample is used next, and a heap that has the latest use on top.
-Evicting what is needed last is optimal when each miss costs the same (Belady 1966). Next uses are positions in the
-whole run's list of accesses; NEVER is behind all of them.
+"""Data structures for buffer eviction with known future accesses: the next use of each sample, and a heap with the
+latest use on top.
+
+Evicting the sample whose next use is latest is optimal when each miss costs the same (Belady 1966). Next uses are
+positions in the whole run's list of accesses; NEVER is greater than all of them.
 """
 
 import numpy as np
@@ -12,8 +14,8 @@ NEVER = np.iinfo(np.int64).max
 
 @kernel
 def next_uses(accesses: np.ndarray, samples: int, batch: int) -> np.ndarray:
-    """int64 (accesses,): for each access the position of the next one to the same sample in a later batch of `batch`
-    accesses, NEVER where there is none. Accesses below 0 are empty places."""
+    """int64 (accesses,): for each access the position of the next access to the same sample in a later batch of `batch`
+    accesses, or NEVER if there is none. Negative accesses are empty positions."""
     following = np.full(len(accesses), NEVER, np.int64)
     upcoming = np.full(samples, NEVER, np.int64)
     for end in range(len(accesses), 0, -batch):
@@ -29,7 +31,7 @@ def next_uses(accesses: np.ndarray, samples: int, batch: int) -> np.ndarray:
 
 @kernel
 def push(uses: np.ndarray, entries: np.ndarray, size: int, use: int, sample: int) -> int:
-    """Add (`use`, `sample`) to the heap that has the latest use on top; returns its new size."""
+    """Push (`use`, `sample`) onto the heap with the latest use on top; returns its new size."""
     at = size
     while at > 0:
         parent = (at - 1) >> 1
@@ -43,7 +45,7 @@ def push(uses: np.ndarray, entries: np.ndarray, size: int, use: int, sample: int
 
 @kernel
 def pop(uses: np.ndarray, entries: np.ndarray, size: int) -> int:
-    """Take the entry with the latest use off the heap; returns its new size. Read it at place 0 before."""
+    """Remove the entry with the latest use from the heap; returns its new size. The entry is at index 0 before."""
     size -= 1
     use, sample = uses[size], entries[size]
     at = 0

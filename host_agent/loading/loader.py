@@ -1,5 +1,5 @@
-"""`PlannedLoader`, in place of `DataLoader` with `DistributedSampler`: a plan, its execution in the background, and the
-epochs that a training loop takes from it.
+"""`PlannedLoader`, a replacement for `DataLoader` with `DistributedSampler`: a plan, its execution in the background,
+and iteration over epochs.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ from host_agent.loading.sources.others import sample_bytes as found_bytes
 from switchml.errors import ConfigError
 
 WINDOW = 8
-"""Reads of so many steps are joined, by default."""
+"""Default number of steps whose reads are combined."""
 BLOCK_BYTES = 64 << 10
-"""Of `order="blocks"`, by default: at 25 MB/s it takes 2.6 ms, about what a request takes an HTTP client and server."""
+"""Default block size of `order="blocks"`: at 25 MB/s it takes 2.6 ms, about as long as a request between an HTTP client
+and server."""
 
 
 class PlannedLoader:
     """Batches of this rank, in every epoch: `for batch in loader` is one epoch, as with DataLoader.
 
-    `dataset`: a source (`open_source`, anything with `read(indices)`), or a data set with items. `batch_size`: of each
-    rank on average. `epochs`: all that will be trained. `seed`, `order`: "distributed" gives the global batches of
+    `dataset`: a source (`open_source`, or any object with `read(indices)`), or a map-style data set. `batch_size`:
+    average per rank. `epochs`: total number of epochs. `seed`, `order`: "distributed" gives the global batches of
     DistributedSampler(seed=seed), "shuffled" those of DataLoader(shuffle=True) with a generator of that seed,
-    "sequential" those without a shuffle; "blocks" shuffles blocks of `block_samples` neighbours (None: of 64 KiB) and
-    mixes those of a window; or an array int (epochs, samples of an epoch) of sample numbers.
-    `buffer_bytes`: what this rank may keep between steps; beside it, it holds what it reads for up to three windows.
+    "sequential" those without a shuffle; "blocks" shuffles blocks of `block_samples` adjacent samples (None: of 64 KiB)
+    and mixes those of a window; or an integer array (epochs, samples of an epoch) of sample numbers.
 
-    `rank`, `world_size`: of torch.distributed where it runs, else 0 of 1. `imbalance`: how many times its even share of
-    a batch a rank may get; 1 keeps local batches equal. Otherwise scale each loss: `scaled`. `peers`: where samples of
-    other ranks come from; "auto" measures whether that is quicker than storage; None reads them. `reorder_epochs`:
-    train epochs in the order that reuses most. `window`: reads of so many steps are joined. `prefetch`: batches ready
-    ahead of training. `sample_bytes`: of the largest sample, where the source does not say.
+    `buffer_bytes`: capacity of this rank's buffer between steps; in addition, it holds the samples read for up to three
+    windows. `rank`, `world_size`: default to those of torch.distributed if it is initialized, else 0 of 1. `imbalance`:
+    maximum local batch relative to an even share; 1 keeps local batches equal. Otherwise scale each loss: `scaled`.
+    `peers`: access to other ranks' samples; "auto" measures whether that is faster than storage; None always uses
+    storage. `reorder_epochs`: train epochs in the order with the most reuse of buffers. `window`: number of steps whose
+    reads are combined. `prefetch`: number of batches prepared ahead of training. `sample_bytes`: size of the largest
+    sample, if the source does not provide it.
 
     Raises ConfigError for arguments out of range; iterating raises LoadingError for a sample that cannot be read after
-    every attempt (`retries`). Nothing is lost then: the next iteration goes on with that batch.
+    every attempt (`retries`). No batch is lost then: the next iteration continues with that batch.
     """
 
     def __init__(
@@ -105,9 +107,9 @@ class PlannedLoader:
         )
         self.plan = self._planned(0)
         self.weight = 1.0
-        """Of the latest batch: `loss_weight`."""
+        """Weight of the latest batch (`loss_weight`)."""
         self.step = 0
-        """Batches that training has taken, of all epochs."""
+        """Number of batches that training has taken, over all epochs."""
         self._seconds = {"wait_s": 0.0, "waits": 0}
         self._execution: Execution | None = None
         self._thread: threading.Thread | None = None
@@ -116,11 +118,11 @@ class PlannedLoader:
         _latest[:] = [weakref.ref(self)]
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
         return self.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """The next epoch, or what is left of one that was begun. Raises ConfigError after the last one."""
+        """Iterate over the next epoch, or the rest of one that was begun. Raises ConfigError after the last one."""
         if self.step >= self.plan.steps:
             raise ConfigError(f"all {len(self.plan.epochs)} epochs of the plan are over; make a loader for more epochs")
         end = (self.step // len(self) + 1) * len(self)
@@ -132,18 +134,18 @@ class PlannedLoader:
 
     @property
     def epoch(self) -> int:
-        """The plain loader's number of the epoch that the next batch is from; another than the count of epochs only
-        with `reorder_epochs`."""
+        """Number of the next batch's epoch in the plain loader; differs from the count of epochs only with
+        `reorder_epochs`."""
         return self.plan.epochs[min(self.step, self.plan.steps - 1) // len(self)]
 
     @property
     def counters(self) -> dict[str, float]:
-        """Since the start: `steps` of `steps_in_all`; samples by where they came from (`buffer_hits`, `peer_hits`,
+        """Counters since the start: `steps` of `steps_in_all`; samples by origin (`buffer_hits`, `peer_hits`,
         `storage_samples`); `reads` and `read_bytes` of storage; samples `retried`; `peer_bytes` and `peer_failures`;
-        `waits` of training for a batch, and seconds of them, `wait_s`."""
+        `waits` of training for a batch, and their total seconds, `wait_s`."""
         counts = {name: 0 for name in ("buffer_hits", "peer_hits", "storage_samples", "peer_bytes", "peer_failures")}
         retried = 0
-        if (execution := self._execution) is not None:  # another thread may ask
+        if (execution := self._execution) is not None:  # another thread may read the counters
             counts |= dict(execution.counts)
             retried = execution.fetcher.retried
         traffic = traffics(self.source)
@@ -158,15 +160,16 @@ class PlannedLoader:
         }
 
     def scaled(self, loss: Any) -> Any:
-        """The mean loss of the latest batch, weighted so that DDP's mean of gradients is that of the global batch."""
+        """Mean loss of the latest batch, weighted so that DDP's mean of gradients is that of the global batch."""
         return loss * self.weight
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, as torchdata's StatefulDataLoader has it: for a checkpoint, the same on all ranks."""
+        """Position in training, in the interface of torchdata's StatefulDataLoader: for a checkpoint, the same on all
+        ranks."""
         return {"version": 1, "step": self.step, "batches": self._digest()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the batches that had been taken, on all ranks; buffers are filled anew. Raises ConfigError for
+        """Continue after the batches that had been taken, on all ranks; buffers are refilled. Raises ConfigError for
         the state of another data set, seed, number of ranks, batch size or number of epochs."""
         if state.get("version") != 1 or not 0 <= int(state.get("step", -1)) <= self.plan.steps:
             raise ConfigError(f"{state} is no state of this loader; expected what state_dict() gave")
@@ -180,7 +183,7 @@ class PlannedLoader:
         self.plan = self._planned(self.step)
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop the background thread and close connections."""
         self._end()
         if self._peers is not None:
             self._peers.close()
@@ -199,7 +202,7 @@ class PlannedLoader:
         return hashlib.sha256(repr(order.shape).encode() + order.tobytes()).hexdigest()
 
     def _next(self) -> tuple[Any, float]:
-        """The next batch and its weight, from the background."""
+        """Take the next batch and its weight from the background thread."""
         if self._thread is None or not self._thread.is_alive() and self._ready.empty():
             self._begin()
         started, is_late = time.perf_counter(), self._ready.empty()
@@ -240,7 +243,7 @@ _latest: list[weakref.ref[PlannedLoader]] = []
 
 
 def latest_counters() -> dict[str, float]:
-    """`PlannedLoader.counters` of the loader that this process made last, empty if it has none any more."""
+    """`PlannedLoader.counters` of the loader created last in this process; empty if it no longer exists."""
     loader = _latest[0]() if _latest else None
     return loader.counters if loader is not None else {}
 
@@ -248,7 +251,7 @@ def latest_counters() -> dict[str, float]:
 def _run(
     execution: Execution, collate_fn: Callable[[list[Any]], Any], ready: queue.Queue[Any], stop: threading.Event
 ) -> None:
-    """The background thread: batches until the plan's end, or the first error."""
+    """Main function of the background thread: load batches until the plan's end, or the first error."""
     plan = execution.plan
     try:
         while execution.step < plan.steps and not stop.is_set():
@@ -260,7 +263,7 @@ def _run(
 
 
 def _abandon(execution: Execution, stop: threading.Event) -> None:
-    """End the background of a loader that nobody has any more."""
+    """Stop the background thread of a loader that has been garbage-collected or closed."""
     stop.set()
     execution.close()
 
@@ -272,7 +275,7 @@ def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> None:
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world size), of torch.distributed where they are not given."""
+    """(rank, world size), by default those of torch.distributed."""
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank {rank} and world_size {world_size}: expected both or none")
     if rank is None or world_size is None:
@@ -312,7 +315,7 @@ def _connected(peers: Peers | str | None, source: Any, rank: int, world_size: in
 
 
 def _traced() -> contextlib.AbstractContextManager[Any]:
-    """The wait for a batch, under the name that profilers know loading by."""
+    """Profiler scope of the wait for a batch, with the name under which profilers recognize data loading."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return contextlib.nullcontext()

@@ -1,5 +1,5 @@
-"""Which samples each global batch has, in every epoch: the lists that torch's own samplers give from the same seed, and
-a shuffle of blocks for storage where random reads cost too much.
+"""Samples of each global batch, in every epoch: the lists that torch's own samplers give from the same seed, and a
+shuffle of blocks for storage with expensive random reads.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,13 @@ import numpy as np
 from switchml.errors import ConfigError
 
 EMPTY = -1
-"""A place of a batch that is shorter than others: the last one of an epoch."""
+"""Placeholder in a batch that is shorter than others: the last one of an epoch."""
 
 
 def distributed(samples: int, epochs: int, seed: int, ranks: int, *, drop_last: bool = False) -> np.ndarray:
-    """int32 (epochs, samples of an epoch): what `DistributedSampler(…, seed=seed, drop_last=drop_last)` deals out to
-    `ranks` ranks in turn, after `set_epoch` of each epoch. Without `drop_last` it repeats the first samples until the
-    ranks get equally many."""
+    """int32 (epochs, samples of an epoch): the samples that `DistributedSampler(…, seed=seed, drop_last=drop_last)`
+    assigns to `ranks` ranks in turn, after `set_epoch` of each epoch. Without `drop_last` it repeats the first samples
+    until the ranks have equally many."""
     import torch
 
     used = samples - samples % ranks if drop_last else samples + -samples % ranks
@@ -42,7 +42,7 @@ def shuffled(samples: int, epochs: int, seed: int, ranks: int = 1, *, drop_last:
 
 
 def sequential(samples: int, epochs: int, seed: int, ranks: int = 1, *, drop_last: bool = False) -> np.ndarray:
-    """int32 (epochs, samples): every epoch from the first sample to the last; padded or cut as `distributed` is."""
+    """int32 (epochs, samples): samples in ascending order in every epoch; padded or truncated as in `distributed`."""
     used = samples - samples % ranks if drop_last else samples + -samples % ranks
     return np.resize(np.resize(np.arange(samples, dtype=np.int32), used), (epochs, used))
 
@@ -50,10 +50,10 @@ def sequential(samples: int, epochs: int, seed: int, ranks: int = 1, *, drop_las
 def blocks(
     samples: int, epochs: int, seed: int, ranks: int, *, drop_last: bool = False, block: int, mixed: int
 ) -> np.ndarray:
-    """int32 (epochs, samples of an epoch): blocks of `block` neighbours in a random order, mixed within stretches of
-    `mixed` samples. There, every block is spread evenly, in random places, from the first sample to the last: a batch
-    has as much of it as of the others, and whoever deals batches out by place in storage gives whole blocks to a rank.
-    Padded or cut as `distributed` is."""
+    """int32 (epochs, samples of an epoch): blocks of `block` adjacent samples in random order, mixed within stretches
+    of `mixed` samples. In a stretch, every block is spread evenly, at random positions, so that each batch has an equal
+    part of every block, and a loader that assigns a batch's samples by position in storage gives whole blocks to a
+    rank. Padded or truncated as in `distributed`."""
     used = samples - samples % ranks if drop_last else samples + -samples % ranks
     lists = np.empty((epochs, used), np.int32)
     starts = np.arange(0, samples, block)
@@ -61,7 +61,7 @@ def blocks(
         generator = np.random.default_rng((seed, epoch))
         in_turn = generator.permutation(starts)
         order = np.concatenate([np.arange(start, min(start + block, samples)) for start in in_turn.tolist()])
-        # Places from 0 to 1 in its stretch: the ones of a block's n samples are in n equal parts, one each.
+        # Positions from 0 to 1 in the stretch: each of a block's n samples is in one of n equal parts.
         for first in range(0, samples, mixed):
             stretch = order[first : first + mixed]
             cuts = np.flatnonzero(np.diff(stretch // block)) + 1
@@ -77,14 +77,15 @@ ORDERS: dict[str, Callable[..., np.ndarray]] = {
     "shuffled": shuffled,
     "sequential": sequential,
 }
-"""Name → function; what a loader's `order` may say beside an array."""
+"""Orders by name, for the `order` argument of a loader."""
 
 
 def batches(lists: np.ndarray, ranks: int, batch_size: int, *, drop_last: bool = False) -> np.ndarray:
-    """int32 (epochs, steps of an epoch, ranks · batch_size): global batches of `lists`, which ranks are dealt in turn.
-    What is left at an epoch's end is dropped, or fills the last batch in part: the rest of that is EMPTY.
+    """int32 (epochs, steps of an epoch, ranks · batch_size): global batches of `lists`, assigned to the ranks in turn.
 
-    Raises ConfigError where the last batch would have fewer samples than there are ranks, or an epoch has no batch.
+    Samples left over at an epoch's end are dropped, or fill the last batch in part: its other positions are EMPTY.
+
+    Raises ConfigError if the last batch would have fewer samples than there are ranks, or an epoch has no batch.
     """
     epochs, used = lists.shape
     width = ranks * batch_size

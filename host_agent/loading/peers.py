@@ -1,8 +1,9 @@
-"""Samples from other ranks' buffers. The plan says who lends what to whom in which step; a rank asks for it, and gets
-it once the other one has come to that step. Nobody waits in a circle: what is lent in a step was there before it.
+"""Samples from other ranks' buffers. The plan determines which rank lends which samples to which rank in each step; a
+rank requests them, and receives them once the lender has reached that step. There is no deadlock, since samples lent in
+a step were in the buffer before it.
 
-Over TCP, with Python's own connections and a key that only the job's ranks have: samples travel pickled, after both
-ends have shown that they know it.
+Over TCP, with Python's multiprocessing connections and a key that only the job's ranks have: samples are sent pickled,
+after both ends have authenticated.
 """
 
 import contextlib
@@ -17,31 +18,31 @@ from multiprocessing.connection import Client, Connection, Listener, answer_chal
 from typing import Any, Protocol
 
 KEPT_STEPS = 64
-"""What was lent so many steps ago is forgotten; who asks for it then reads it from storage."""
+"""Number of steps after which lent samples are dropped; a rank that requests them later reads them from storage."""
 TIMEOUT_S = 30.0
-"""So long one rank waits for another's samples before it reads them from storage."""
+"""Seconds that a rank waits for another's samples before it reads them from storage."""
 HANDSHAKE_S = 5.0
-"""So long either end waits for the other to show that it knows the key."""
+"""Seconds that either end waits for the other to authenticate."""
 PAUSE_S = 0.01
 MOST_STRANGERS = 64
-"""Connections that have not shown it yet; further ones are closed at once."""
+"""Maximum number of connections that have not authenticated yet; further ones are closed at once."""
 
 
 class Peers(Protocol):
-    """The other ranks' buffers."""
+    """Access to the other ranks' buffers."""
 
     def lend(self, step: int, samples: dict[int, Any]) -> None:
-        """This rank has come to `step`, in which others get these."""
+        """Offer samples for `step`, which this rank has reached."""
 
     def borrow(self, step: int, rank: int, samples: Sequence[int]) -> list[Any] | None:
-        """What `rank` lends in `step`; None if it cannot be had."""
+        """Samples that `rank` lends in `step`; None if they cannot be obtained."""
 
     def close(self) -> None:
-        """Lend no more."""
+        """Stop lending."""
 
 
 class Outbox:
-    """What a rank lends, by step. Thread-safe."""
+    """Samples that a rank lends, by step. Thread-safe."""
 
     def __init__(self) -> None:
         self._lent: dict[int, dict[int, Any]] = {}
@@ -50,7 +51,7 @@ class Outbox:
         self._is_closed = False
 
     def lend(self, step: int, samples: dict[int, Any]) -> None:
-        """Offer these for `step`, which has begun."""
+        """Offer samples for `step`, which has begun."""
         with self._changed:
             self._step = step
             if samples:
@@ -60,7 +61,7 @@ class Outbox:
             self._changed.notify_all()
 
     def take(self, step: int, samples: Sequence[int], timeout_s: float) -> list[Any] | None:
-        """These, once `step` has begun; None if they are not there, or only after `timeout_s`."""
+        """Return samples once `step` has begun; None if they are not offered, or not before `timeout_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._step >= step or self._is_closed, timeout_s):
                 return None
@@ -70,15 +71,15 @@ class Outbox:
             return [lent[sample] for sample in samples]
 
     def close(self) -> None:
-        """Whoever waits gets None."""
+        """Return None to all waiting threads."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
 
 class TcpPeers:
-    """`exchange` gives every rank's object to every rank, in order; all ranks call it once, here. `host`: this rank's
-    address for the others."""
+    """Peers over TCP. `exchange` gathers every rank's object on every rank, in order; all ranks call it once, in the
+    constructor. `host`: this rank's address for the others."""
 
     def __init__(
         self, exchange: Callable[[Any], list[Any]], key: bytes, host: str = "127.0.0.1", *, timeout_s: float = TIMEOUT_S
@@ -97,7 +98,7 @@ class TcpPeers:
         self._outbox.lend(step, samples)
 
     def borrow(self, step: int, rank: int, samples: Sequence[int]) -> list[Any] | None:
-        """See `Peers`. After a failure this rank asks that one no more."""
+        """See `Peers`. After a failure, this rank does not contact that one again."""
         if self._addresses[rank] is None:
             return None
         try:
@@ -118,13 +119,13 @@ class TcpPeers:
             return None
 
     def round_trip_s(self, rank: int) -> float:
-        """Seconds for one sample from another rank's memory; every rank lends number 0 in step -1 before."""
+        """Seconds to fetch one sample from another rank's memory; every rank must have lent sample 0 in step -1."""
         started = time.perf_counter()
         self.borrow(-1, rank, [0])
         return time.perf_counter() - started
 
     def close(self) -> None:
-        """Stop listening, and end connections."""
+        """Stop listening, and close connections."""
         self._is_closed = True
         self._outbox.close()
         with contextlib.suppress(OSError):
@@ -136,7 +137,7 @@ class TcpPeers:
         while not self._is_closed:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError):  # closed, a stranger who is gone already, or no descriptors at the moment
+            except (OSError, EOFError):  # closed, the client has disconnected already, or out of descriptors
                 time.sleep(PAUSE_S)
                 continue
             if self._strangers.acquire(blocking=False):
@@ -159,7 +160,7 @@ class TcpPeers:
 
 @contextlib.contextmanager
 def _answering_within(connection: Connection, seconds: float) -> Iterator[None]:
-    """What is received meanwhile raises OSError if it takes longer."""
+    """Receive timeout: a receive within the context raises OSError if it takes longer."""
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
         yield
@@ -167,9 +168,9 @@ def _answering_within(connection: Connection, seconds: float) -> Iterator[None]:
 
 
 def own_address() -> str:
-    """This machine's address for the job's other ranks: the one that leads to MASTER_ADDR."""
+    """This machine's address for the job's other ranks: the local address of the route to MASTER_ADDR."""
     target = os.environ.get("MASTER_ADDR", "127.0.0.1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((target, 9))  # sends nothing
+        probe.connect((target, 9))  # sends no packet
         return str(probe.getsockname()[0])
     return "127.0.0.1"

@@ -1,7 +1,8 @@
-"""The plan of a whole run, made before training: which rank trains on which sample of each global batch, where it gets
-it from, and what it keeps. `solar` has the rules; here they become what one rank does in one step.
+"""The plan of a whole run, made before training: the rank that trains on each sample of each global batch, where it
+gets the sample from, and whether it buffers it. `solar` has the algorithm; this module converts its result to one
+rank's actions in one step.
 
-Every rank makes the same plan from the same arguments, so ranks need not talk about it.
+Every rank computes the same plan from the same arguments, so ranks need not communicate about it.
 """
 
 import math
@@ -14,30 +15,31 @@ from host_agent.loading.orders import EMPTY
 from switchml.errors import ConfigError
 
 IMBALANCE = 1.25
-"""How many times its even share of a batch a rank may get at most."""
+"""Maximum local batch of a rank relative to its even share."""
 STORAGE = -1
-"""In place of a rank: nobody holds the sample."""
+"""Placeholder for a rank: no buffer holds the sample."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one rank does in one step; sample numbers, int32 arrays."""
+    """One rank's actions in one step, as int32 arrays of sample numbers."""
 
     batch: np.ndarray
-    """Its samples, in the order of the global batch."""
+    """Samples that the rank trains on, in the order of the global batch."""
     source: np.ndarray
-    """(batch,): the rank whose buffer holds each, its own included, or STORAGE."""
+    """(batch,): the rank whose buffer holds each sample, possibly this one, or STORAGE."""
     lent: np.ndarray
-    """What it holds and another rank trains on."""
+    """Samples in this rank's buffer that other ranks train on."""
     kept: tuple[tuple[int, int], ...]
-    """(sample, sample to evict before or -1), in order: what it keeps of what it read."""
+    """(sample, sample to evict first or -1), in order: samples that the rank has read and puts into its buffer."""
     global_batch: int
-    """Samples of all ranks."""
+    """Number of samples of all ranks."""
 
 
 @dataclass(frozen=True)
 class LoadingPlan:
-    """Arrays (steps, width of a global batch) as `solar.assign` gives them, in the order of training."""
+    """The plan of a run: arrays (steps, width of a global batch) as returned by `solar.assign`, in the order of
+    training."""
 
     batches: np.ndarray
     rank_of: np.ndarray
@@ -46,24 +48,24 @@ class LoadingPlan:
     evicted: np.ndarray
     ranks: int
     epochs: tuple[int, ...]
-    """Epochs of the plain loader in the order in which they are trained."""
+    """Epoch numbers of the plain loader in the order in which they are trained."""
     window: int
-    """Reads of so many steps are joined."""
+    """Number of steps whose reads are combined."""
     first_step: int = 0
-    """Steps before this one are done: buffers are empty when it begins."""
+    """Number of steps already done: buffers are empty when this step begins."""
 
     @property
     def steps(self) -> int:
-        """Of all epochs."""
+        """Number of steps of all epochs."""
         return len(self.batches)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Equal in all epochs."""
+        """Number of steps per epoch, the same for all epochs."""
         return self.steps // len(self.epochs)
 
     def step(self, step: int, rank: int) -> StepPlan:
-        """What `rank` does in `step`."""
+        """Actions of `rank` in `step`."""
         batch, own = self.batches[step], self.rank_of[step] == rank
         kept = np.flatnonzero(own & self.is_kept[step])
         return StepPlan(
@@ -75,20 +77,20 @@ class LoadingPlan:
         )
 
     def window_of(self, step: int) -> range:
-        """The steps whose reads are joined with those of `step`: each epoch begins with a window."""
+        """Steps whose reads are combined with those of `step`; each epoch begins with a new window."""
         epoch = step // self.steps_per_epoch * self.steps_per_epoch
         first = epoch + (step - epoch) // self.window * self.window
         return range(max(first, self.first_step), min(first + self.window, epoch + self.steps_per_epoch))
 
     def reads(self, steps: range, rank: int) -> np.ndarray:
-        """int64, sorted: what `rank` reads from storage for these steps, each sample once a window."""
+        """int64, sorted: samples that `rank` reads from storage for these steps, each sample once per window."""
         rows = slice(steps.start, steps.stop)
         wanted = (self.rank_of[rows] == rank) & (self.held_by[rows] == STORAGE)
         return np.unique(self.batches[rows][wanted]).astype(np.int64)
 
     def counts(self) -> dict[str, np.ndarray]:
-        """int64 (steps, ranks) each: samples trained on; of them those from the rank's own buffer, another's, and
-        storage."""
+        """int64 (steps, ranks) each: number of samples trained on, and of those from the rank's own buffer, another's,
+        and storage."""
         source = np.where(self.held_by == self.rank_of, 0, np.where(self.held_by == STORAGE, 2, 1))
         names = ("buffer_hits", "peer_hits", "storage_samples")
         used = self.batches != EMPTY
@@ -109,12 +111,13 @@ def make_plan(
     window: int = 1,
     first_step: int = 0,
 ) -> LoadingPlan:
-    """The plan for int32 `batches` (epochs, steps of an epoch, global batch; EMPTY places in an epoch's last one).
+    """Make the plan for int32 `batches` (epochs, steps of an epoch, global batch; with EMPTY positions in an epoch's
+    last one).
 
-    `buffer_samples`: what each rank can keep. `imbalance`: 1 keeps local batches equal. `use_peers`: what a rank holds
-    beyond its share of a batch goes from its buffer to another rank; else that one reads it. `reorder_epochs`: train
-    epochs in the order that reuses most of the buffers. `first_step`: where to begin, with empty buffers. Raises
-    ConfigError for numbers out of range."""
+    `buffer_samples`: capacity of each rank's buffer. `imbalance`: 1 keeps local batches equal. `use_peers`: samples
+    that a rank holds beyond its share of a batch are sent from its buffer to another rank; otherwise that rank reads
+    them. `reorder_epochs`: train epochs in the order with the most reuse of buffers. `first_step`: step to begin with,
+    with empty buffers. Raises ConfigError for numbers out of range."""
     epochs, steps, width = batches.shape
     if imbalance < 1 or buffer_samples < 0 or window < 1 or not 0 <= first_step <= epochs * steps:
         raise ConfigError(
@@ -139,6 +142,6 @@ def make_plan(
 
 
 def _lists(batches: np.ndarray) -> np.ndarray:
-    """(epochs, samples of an epoch): `batches` without the empty places, which every epoch has at its end."""
+    """(epochs, samples of an epoch): `batches` without the EMPTY positions, which are at the end of every epoch."""
     flat = batches.reshape(len(batches), -1)
     return flat[:, flat[0] != EMPTY]

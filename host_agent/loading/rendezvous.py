@@ -1,4 +1,4 @@
-"""How ranks of torch.distributed find each other's buffers, and whether it pays to ask there."""
+"""Connection of torch.distributed's ranks to each other's buffers, if these are faster than storage."""
 
 import secrets
 import statistics
@@ -13,8 +13,8 @@ PROBES = 3
 
 
 def quick_peers(source: Source, rank: int, world_size: int) -> TcpPeers | None:
-    """Connections to the other ranks if a sample comes faster from them than from storage, in the median over ranks;
-    else None. Collective: all ranks of the default group call it. The same answer on all of them."""
+    """Connect to the other ranks if fetching a sample from them is faster than from storage, in the median over ranks;
+    returns None otherwise. Collective: all ranks of the default group call it, and all get the same answer."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() != world_size:

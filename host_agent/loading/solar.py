@@ -1,11 +1,11 @@
-"""SOLAR's plan (Sun et al., VLDB 2023, arXiv 2211.00224). Shuffles follow from a seed, so the lists of all epochs are
-known before training, and a plan can be made offline:
+"""SOLAR's planning algorithm (Sun et al., VLDB 2023, arXiv 2211.00224). Shuffles follow from a seed, so the lists of
+all epochs are known before training, and a plan can be made offline:
 
-1. Order epochs so that each begins with what the one before leaves in the buffers.
-2. In each global batch give a sample to the rank that holds it; deal the others out so that ranks read equally much,
-   within a bound on how unequal their batches may be. The global batch stays what it was, and so does synchronous SGD.
-3. Evict what is needed last (Belady).
-4. Read missing samples that lie close together in the file as one range.
+1. Order epochs so that each begins with samples that the previous one leaves in the buffers.
+2. In each global batch, assign a sample to the rank that holds it, and the others so that ranks read equally much,
+within a bound on the imbalance of batches. The global batch is unchanged, and so is synchronous SGD.
+3. Evict the sample whose next use is latest (Belady).
+4. Read missing samples that are close together in the file as one range.
 """
 
 from itertools import pairwise
@@ -16,12 +16,12 @@ from host_agent.loading.heap import NEVER, next_uses, pop, push
 from switchml.runtime.jit import kernel
 
 EXACT_EPOCHS = 11
-"""Up to here the order of epochs is searched exactly: epochs² · 2^epochs steps."""
+"""Maximum number of epochs whose order is searched exactly, in epochs² · 2^epochs steps."""
 
 
 def overlaps(lists: np.ndarray, samples: int, buffered: int) -> np.ndarray:
-    """int64 (epochs, epochs): how many of the last `buffered` samples of epoch i are among the first of epoch j.
-    `lists` is (epochs, samples that an epoch uses)."""
+    """int64 (epochs, epochs): number of the last `buffered` samples of epoch i that are among the first of epoch j.
+    `lists` is (epochs, samples of an epoch)."""
     epochs, used = lists.shape
     is_last = np.zeros((epochs, samples), bool)
     for epoch in range(epochs):
@@ -31,8 +31,8 @@ def overlaps(lists: np.ndarray, samples: int, buffered: int) -> np.ndarray:
 
 
 def epoch_order(weight: np.ndarray) -> list[int]:
-    """An order of epochs with much overlap between neighbours: the path of largest weight, exactly for up to
-    EXACT_EPOCHS of them, else greedily from every start, improved by 2-opt."""
+    """Order of epochs with large overlaps between neighbors: the path of maximum weight, exact for up to EXACT_EPOCHS
+    epochs, else greedy from every start and improved by 2-opt."""
     epochs = len(weight)
     if epochs <= 1:
         return list(range(epochs))
@@ -43,7 +43,7 @@ def epoch_order(weight: np.ndarray) -> list[int]:
 
 
 def path_weight(path: list[int], weight: np.ndarray) -> int:
-    """The sum over neighbours."""
+    """Sum of weights over neighbors in the path."""
     return int(sum(weight[one, other] for one, other in pairwise(path)))
 
 
@@ -78,7 +78,7 @@ def _greedy_path(weight: np.ndarray, start: int) -> list[int]:
 
 
 def _two_opt(path: list[int], weight: np.ndarray) -> list[int]:
-    """Move stretches to elsewhere in the path, and turn them, while that helps."""
+    """Reverse segments of the path while that improves its weight."""
     best, has_changed = path_weight(path, weight), True
     while has_changed:
         has_changed = False
@@ -102,15 +102,17 @@ def assign(
     steps_per_epoch: int,
     first_step: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Steps 2 and 3. `batches`: int32 (steps, global batch), -1 in places that a short batch leaves empty; each has at
-    least `ranks` samples. `capacity`: samples that each rank's buffer holds. `most`: the largest local batch; ranks ·
-    most must be at least the global batch. Every rank gets at least one sample of each batch.
+    """Steps 2 and 3 of the algorithm. `batches`: int32 (steps, global batch), -1 in empty positions of a short batch;
+    each has at least `ranks` samples. `capacity`: number of samples that each rank's buffer holds. `most`: the largest
+    local batch; ranks · most must be at least the global batch. Every rank gets at least one sample of each batch.
 
-    `window`: reads of so many steps are joined (`reads`), the first of `batches` being `first_step` of all. Of samples
-    that are needed in the same window, the last ones in storage are evicted first: what is read then lies together.
+    `window`: number of steps whose reads are combined (`reads`); `first_step`: number of the first of `batches` in the
+    run. Of samples with their next use in the same window, those last in storage are evicted first, so that the samples
+    read then are adjacent.
 
     Returns arrays (steps, global batch): int32, the rank of each sample; int32, the rank whose buffer holds it at the
-    step's beginning, or -1; bool, whether its rank keeps it from then on; int32, the sample that this evicts, or -1.
+    beginning of the step, or -1; bool, whether its rank buffers it from then on; int32, the sample evicted for it, or
+    -1.
     """
     steps, batch = batches.shape
     rank_of = np.full((steps, batch), -1, np.int32)
@@ -135,7 +137,7 @@ def assign(
             if batches[step, i] >= 0:
                 held_by[step, i] = holder[batches[step, i]]
         deal(batches[step], held_by[step], ranks, most, rank_of[step])
-        # What a rank holds it uses before it makes room; what is read past its holder stays with its holder.
+        # A rank uses the samples it holds before it evicts; a sample that another rank reads remains with its holder.
         for i in range(batch):
             sample, use, rank = batches[step, i], following[step * batch + i], held_by[step, i]
             if rank >= 0:
@@ -164,8 +166,8 @@ def assign(
 
 @kernel
 def deal(batch: np.ndarray, held_by: np.ndarray, ranks: int, most: int, rank_of: np.ndarray) -> None:
-    """Step 2 for one batch: sets `rank_of`, which holds -1. What nobody with room holds goes out so that ranks read
-    equally much, neighbours in storage to the same rank."""
+    """Step 2 for one batch: fill in `rank_of`, which is initially -1. Samples not held by a rank with room are assigned
+    so that ranks read equally much, and samples adjacent in storage go to the same rank."""
     sizes, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     turn, who = np.empty(ranks + 1, np.int64), np.empty(ranks + 1, np.int64)
     others = np.empty(len(batch), np.int64)
@@ -181,7 +183,7 @@ def deal(batch: np.ndarray, held_by: np.ndarray, ranks: int, most: int, rank_of:
         else:
             others[left] = i
             left += 1
-    # The others each to the rank that reads least so far, then to the one that has least: the heap's top.
+    # Each of the others goes to the rank that reads least so far, with ties broken by batch size: the top of the heap.
     waiting = 0
     for rank in range(ranks):
         if sizes[rank] < most:
@@ -199,7 +201,7 @@ def deal(batch: np.ndarray, held_by: np.ndarray, ranks: int, most: int, rank_of:
         for i in by_place[at : at + reads[rank]]:
             rank_of[i] = rank
         at += reads[rank]
-    # Nobody goes without: a mean over no sample has no gradient.
+    # Every rank gets a sample: a mean over no samples has no gradient.
     for rank in range(ranks):
         if sizes[rank] == 0 and used >= ranks:
             largest = np.argmax(sizes)
@@ -222,8 +224,8 @@ def _note(
     use: int,
     sample: int,
 ) -> int:
-    """Put a sample's new next use on its rank's heap; returns the heap's new size. The old entry stays, out of date;
-    when such fill the heap, they go."""
+    """Push a sample's new next use onto its rank's heap; returns the heap's new size. The old entry remains as stale;
+    stale entries are removed when the heap is full."""
     if size == len(uses):
         valid = 0
         for at in range(size):
@@ -240,8 +242,8 @@ def _is_stale(holder: np.ndarray, use_of: np.ndarray, use: int, sample: int, ran
 
 @kernel
 def ranges(indices: np.ndarray, gap: int) -> tuple[int, int]:
-    """How sorted `indices` are read when those whose distance is at most `gap` + 1 are read as one range: (number of
-    reads, samples read, those in between included)."""
+    """Cost of reading sorted `indices` if those at a distance of at most `gap` + 1 are combined into one range: (number
+    of reads, samples read, including those in between)."""
     reads, span = 0, 0
     for i in range(len(indices)):
         if i == 0 or indices[i] - indices[i - 1] > gap + 1:
@@ -262,8 +264,8 @@ def reads(
     window: int,
     steps_per_epoch: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """int64 (steps, ranks) each: local batches, samples that are read, reads, samples that those span. Of each `window`
-    steps the reads are joined, and count in the first of them; an epoch's last window may be shorter."""
+    """int64 (steps, ranks) each: local batch sizes, samples read, reads, samples that the reads span. Reads of each
+    `window` steps are combined, and count in the first of them; an epoch's last window may be shorter."""
     steps, batch = batches.shape
     sizes, misses = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
     joined, span = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)

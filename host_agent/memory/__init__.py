@@ -1,5 +1,5 @@
-"""Memory savings in training: activations in compressed form (COMET, VLDB 2022), optimizer states on the host (AxoNN,
-IPDPS 2022), states of pruned weights (SAMO, IPDPS 2023)."""
+"""Reduced memory in training: compressed activations (COMET, VLDB 2022), optimizer states on the host (AxoNN, IPDPS
+2022), optimizer states of pruned weights (SAMO, IPDPS 2023)."""
 
 from switchml import lazy
 

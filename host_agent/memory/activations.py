@@ -1,4 +1,4 @@
-"""`compressed_activations`: what a model's forward passes save for backward is kept in compressed form."""
+"""`compressed_activations`: compression of the tensors that a model's forward passes save for the backward pass."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from host_agent.memory.saving import SavedTensors, has_storage, ratio
 from switchml.errors import ConfigError
 
 LEAST_BYTES = 4096
-"""Smaller tensors stay as they are."""
+"""Tensors smaller than this are not compressed."""
 EVERY = 1000
 """Steps between measurements of gradients (COMET's W)."""
 
 
 class CompressedActivations:
-    """The compression of one model; `compressed_activations` says how. Closing it, or leaving it as a context manager,
-    ends it; graphs that it has compressed can still go backward."""
+    """Activation compression of one model, created by `compressed_activations`. Closing it, or leaving it as a context
+    manager, ends the compression; graphs that it has compressed can still run backward."""
 
     def __init__(self, model: nn.Module, saved: SavedTensors, bounds: Fixed | Measured):
         self._model, self._saved, self._bounds = model, saved, bounds
         self._is_saving = False
         self._own: set[int] = set()
-        """Identities of the weights that are the model's own, not those that sharding brings for a pass."""
+        """Identities of the model's own weights, excluding those that sharding creates for a pass."""
         self._calls: list[contextlib.ExitStack] = []
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds
         self._is_compiled = dynamo is not None and any(isinstance(m, dynamo.OptimizedModule) for m in model.modules())
@@ -49,9 +49,10 @@ class CompressedActivations:
 
     @contextlib.contextmanager
     def saving(self, *inputs: Any) -> Iterator[None]:
-        """What is saved inside is compressed: for a forward pass, or a loss, that is not a call of the model.
-        `inputs` are left alone, as they are in memory anyway. So is everything in a transform of `torch.func`, whose
-        gradients take no hooks, and in forward-mode differentiation."""
+        """Compress tensors saved within the context: for a forward pass, or a loss, that is not a call of the model.
+
+        `inputs` are not compressed, as they are in memory anyway. Neither is anything in a transform of `torch.func`,
+        whose gradients support no hooks, or in forward-mode differentiation."""
         is_transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
         if self._is_saving or is_transformed or not torch.is_grad_enabled():
             yield
@@ -63,32 +64,33 @@ class CompressedActivations:
             if isinstance(bounds, Measured):
                 bounds.begin()
                 if bounds.is_measuring and self._is_compiled:
-                    # Layers of a compiled model can only be told from each other when it runs as it is written.
+                    # Layers of a compiled model can only be distinguished in eager mode.
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
             own = [each for each in self._model.parameters() if not hasattr(each, "_local_tensor")]
             self._own = set(map(id, own))
             there = [*self._model.parameters(), *self._model.buffers(), *tree_iter(inputs)]
             saved.anyway.update(filter(None, map(_storage, there)))
             hooks = (saved.pack, saved.unpack)
-            if self._is_compiled:  # else the hooks would be compiled, too, where a graph breaks
+            if self._is_compiled:  # otherwise graph breaks would cause the hooks to be compiled, too
                 hooks = (torch.compiler.disable(saved.pack), torch.compiler.disable(saved.unpack))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
             yield
 
     def stats(self) -> dict[str, float]:
         """Totals so far: `tensors` compressed; their `bytes` before and `compressed_bytes` after, and `left_bytes` of
-        those left as they were (weights and inputs are not among them); `ratio` of all bytes before to those after,
-        infinite where nothing stays on the device; `compress_s`, `restore_s` in seconds."""
+        those not compressed (excluding weights and inputs); `ratio` of all bytes before to those after, infinite if
+        nothing stays on the device; `compress_s`, `restore_s` in seconds."""
         counters = vars(self._saved.counters())
         return {**counters, "ratio": ratio(counters)}
 
     def shares(self) -> dict[str, float]:
-        """Layer → the bound for what it saves, of its root mean square; empty where no gradients are measured."""
+        """Layer → error bound of its saved tensors, relative to their root mean square; empty if no gradients are
+        measured."""
         bounds = self._bounds
         return {each.name: each.share for each in bounds.layers.values()} if isinstance(bounds, Measured) else {}
 
     def close(self) -> None:
-        """The model is as it was."""
+        """Remove all hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 
@@ -116,7 +118,7 @@ class CompressedActivations:
     def _enter_layer(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or not self._is_saving:
             return
-        # Sharded weights are whole only now, in storages of their own, and only for this pass.
+        # Sharded weights are gathered only now, in storages of their own, and only for this pass.
         own = list(module.parameters(recurse=False))
         self._saved.anyway.update(filter(None, map(_storage, own)))
         self._saved.weights = [weight for weight in own if id(weight) in self._own]
@@ -138,23 +140,24 @@ def compressed_activations(
     least_bytes: int = LEAST_BYTES,
     folder: str | None = None,
 ) -> CompressedActivations:
-    """From now on, keep what the model's forward passes save for backward in compressed form, until the result is
-    closed.
+    """Compress the tensors that the model's forward passes save for backward, until the result is closed.
 
-    `codec`: "levels" (whole numbers of steps), "szx" (zeros apart, the others as an SZx stream; larger and slower),
-    "fp16", "int8" (rows of 256 with a scale), "host" (off the device: to pinned memory, or of a CPU to a memory-mapped
-    file in `folder`), or "none" (counts only).
-    `error`: the largest that an element of szx and levels may have, as a share of its tensor's root mean square, or of
-    1 if that is less; "auto" measures gradients in steps 0, 16, 128 and each `every`th, and takes from each layer's
-    what changes its weights' gradient by 1 % of the momentum in `optimizer`, or of the gradient itself (COMET, VLDB
-    2022: `bounds.py`). Gradients that a GradScaler has scaled do not compare with momentum: leave `optimizer` out.
-    `least_bytes`: smaller tensors stay as they are, and so do weights, buffers, the model's inputs, and whatever is no
-    plain dense tensor: sparse, a subclass, wrapped by `torch.func`, in forward-mode differentiation. Integers and bools
-    are kept exactly, in fewer bits, and so are outliers: infinities, NaN, and magnitudes of 16 or more, eight times
-    above all others, as masked logits have them.
+    `codec`: "levels" (integers of quantization steps), "szx" (zeros separately, the others as an SZx stream; larger and
+    slower), "fp16", "int8" (rows of 256 with a scale), "host" (off the device: to pinned memory, or from a CPU to a
+    memory-mapped file in `folder`), or "none" (counts only).
 
-    `model` may be wrapped in DistributedDataParallel, sharded (`fully_shard`), checkpointed or compiled; wrap and
-    compile it before.
+    `error`: the maximum error of an element with szx and levels, relative to its tensor's root mean square, or to 1 if
+    that is smaller; "auto" measures gradients in steps 0, 16, 128 and each `every`th, and sets each layer's bound so
+    that its weights' gradient changes by 1 % of the momentum in `optimizer`, or of the gradient itself (COMET, VLDB
+    2022: `bounds.py`). Gradients scaled by a GradScaler are not comparable with momentum: omit `optimizer` then.
+
+    `least_bytes`: smaller tensors are not compressed, nor are weights, buffers, the model's inputs, and any tensor that
+    is not plain and dense: sparse, a subclass, wrapped by `torch.func`, in forward-mode differentiation. Integers and
+    bools are stored exactly, in fewer bits, and so are outliers: infinities, NaN, and magnitudes of 16 or more, eight
+    times above all others, as in masked logits.
+
+    `model` may be wrapped in DistributedDataParallel, sharded (`fully_shard`), checkpointed or compiled; do this
+    before.
 
     Raises ConfigError.
     """
@@ -172,7 +175,7 @@ def compressed_activations(
 
 
 def _storage(thing: Any) -> int | None:
-    """Identifies a tensor's storage, of shards the local part's."""
+    """Identity of a tensor's storage; of the local part's for shards. None if it has no storage."""
     local = getattr(thing, "_local_tensor", thing)
     if not isinstance(local, torch.Tensor) or not has_storage(local):
         return None

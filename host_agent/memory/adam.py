@@ -1,4 +1,5 @@
-"""What the optimizers here share: AdamW's rule in place, its options, and tensors as vectors in the order of memory."""
+"""Common code of the optimizers in this package: AdamW's in-place update, its options, and tensors as vectors in memory
+order."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +12,7 @@ from switchml.errors import ConfigError, UnsupportedTensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _COMPARED = 1 << 20
-"""Elements of masters that are compared at a time, which takes 7 bytes each."""
+"""Number of master elements compared at a time, each of which takes 7 bytes."""
 
 
 def update(
@@ -25,8 +26,8 @@ def update(
     """One step of AdamW (Loshchilov and Hutter, ICLR 2019) on float32 tensors of one shape, in place; `step` counts
     from 1, `options` are those of a parameter group.
 
-    The operations and their order are those of torch.optim.adam's `_single_tensor_adam`, so that a CPU gives the same
-    bits. The denominator takes the place of the gradient: nothing is allocated."""
+    The operations and their order are those of torch.optim.adam's `_single_tensor_adam`, so that results on a CPU are
+    bitwise equal. The denominator overwrites the gradient: no memory is allocated."""
     lr, (beta1, beta2) = float(options["lr"]), options["betas"]
     if options["weight_decay"] != 0:
         weight.mul_(1 - lr * options["weight_decay"])
@@ -38,7 +39,7 @@ def update(
 
 
 def by_kind(parameters: Iterable[nn.Parameter]) -> dict[tuple[torch.dtype, torch.device], list[nn.Parameter]]:
-    """Parameters that one vector may hold, in their order."""
+    """Group parameters by (dtype, device), so that one vector can hold each group; order is preserved."""
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
         kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
@@ -46,7 +47,7 @@ def by_kind(parameters: Iterable[nn.Parameter]) -> dict[tuple[torch.dtype, torch
 
 
 def options_of(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> dict[str, Any]:
-    """For a parameter group. Raises ConfigError."""
+    """Options of a parameter group. Raises ConfigError for invalid values."""
     if not lr >= 0:
         raise ConfigError(f"lr={lr}: expected at least 0")
     if not all(0 <= beta < 1 for beta in betas):
@@ -57,18 +58,18 @@ def options_of(lr: float, betas: tuple[float, float], eps: float, weight_decay: 
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """A shard's part on this rank; other tensors are what they are."""
+    """Local part of a sharded tensor; other tensors are returned as they are."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part.detach()
 
 
 def as_shard(part: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """A state for this rank's part of a parameter, as that parameter's shard where it is one (FSDP2, tensor
-    parallelism): a distributed checkpoint then saves each rank's part, not rank 0's for all."""
+    """Wrap the state of this rank's part of a parameter as a shard if the parameter is one (FSDP2, tensor parallelism),
+    so that a distributed checkpoint saves each rank's part, not rank 0's for all."""
     spec = getattr(parameter, "_spec", None)
     if spec is None:
         return part
-    from torch.distributed.tensor import DTensor  # 0.8 s, paid by whoever made the parameter
+    from torch.distributed.tensor import DTensor  # takes 0.8 s to import unless the parameter's creator has imported it
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     meta = TensorMeta(parameter.shape, parameter.stride(), part.dtype)
@@ -76,7 +77,7 @@ def as_shard(part: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def check(parameter: nn.Parameter) -> None:
-    """Raises UnsupportedTensor for what `update` cannot take, or `vector` cannot show."""
+    """Raises UnsupportedTensor for a parameter that `update` or `vector` does not support."""
     part = local(parameter)
     if part.dtype not in DTYPES or part.layout != torch.strided or not fills_its_memory(part):
         raise UnsupportedTensor(
@@ -86,13 +87,14 @@ def check(parameter: nn.Parameter) -> None:
 
 
 def vector(tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter's elements in the order of memory, where they are."""
+    """View of a parameter's elements in memory order."""
     part = local(tensor)
     return part.as_strided((part.numel(),), (1,))
 
 
 def gradient_vector(parameter: nn.Parameter) -> torch.Tensor:
-    """Its gradient's elements in the order of the parameter's. Raises UnsupportedTensor if it is sparse."""
+    """Elements of a parameter's gradient in the memory order of the parameter. Raises UnsupportedTensor if the gradient
+    is sparse."""
     assert parameter.grad is not None
     gradient, part = local(parameter.grad), local(parameter)
     if gradient.layout != torch.strided:
@@ -105,19 +107,19 @@ def gradient_vector(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def take_over(master: torch.Tensor, weight: torch.Tensor) -> None:
-    """float32 masters become half-precision weights, of the same shape, that somebody else has written since: those
-    that are not the masters' rounded values."""
+    """Update float32 masters from half-precision weights, of the same shape, that other code has changed since:
+    elements that are not the rounded values of the masters."""
     for mine, theirs in zip(master.split(_COMPARED), weight.split(_COMPARED), strict=True):
         mine.copy_(torch.where(mine.to(theirs.dtype) == theirs, mine, theirs.float()))
 
 
 def restored(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Copy the states in a `state_dict()` into those that `optimizer` holds, in their precision. Parameters are matched
-    as torch does, by their order in the groups, so that their keys may be numbers or names. A "master" that is missing
-    (AdamW has none) is the parameter.
+    """Copy the states in a `state_dict()` into those of `optimizer`, converted to their precision. Parameters are
+    matched as torch does, by their order in the groups, so that their keys may be numbers or names. A missing "master"
+    (AdamW has none) is taken from the parameter.
 
     Raises ConfigError, before anything is changed, if it is of another model, or has states or options that would be
-    lost. `names`: of the states that there are."""
+    lost. `names`: names of the supported states."""
     saved_groups = state_dict["param_groups"]
     sizes, wanted = ([len(group["params"]) for group in some] for some in (saved_groups, optimizer.param_groups))
     if sizes != wanted:
@@ -138,7 +140,7 @@ def restored(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], names
 def _places(
     key: Any, parameter: nn.Parameter, mine: dict[str, Any], saved: dict[str, Any] | None, names: tuple[str, ...]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """One parameter's states, and what is to be copied into them."""
+    """(target, value) pairs for copying one parameter's saved states."""
     if unknown := sorted(set(saved or ()) - set(names)):
         raise ConfigError(f"state {unknown[0]!r} of parameter {key}: expected {', '.join(names)}")
     todo = []
@@ -148,7 +150,7 @@ def _places(
                 raise ConfigError(f"state {name!r} of parameter {key}: this one has none")
             continue
         here = local(mine[name])
-        if saved is None and name in ("step", "exp_avg", "exp_avg_sq"):  # it has not had a gradient yet
+        if saved is None and name in ("step", "exp_avg", "exp_avg_sq"):  # the parameter has had no gradient yet
             value = torch.zeros_like(here)
         elif (found := (saved or {}).get(name)) is not None:
             value = local(torch.as_tensor(found))
@@ -164,7 +166,7 @@ def _places(
 
 
 def _check_options(number: int, group: dict[str, Any]) -> None:
-    """Raises ConfigError for a saved group that is not AdamW's as `update` has it."""
+    """Raises ConfigError for a saved group whose options `update` does not support."""
     for name in ("lr", "betas", "eps", "weight_decay"):
         if name not in group:
             raise ConfigError(f"param_groups[{number}] has no {name!r}: expected AdamW's options")

@@ -1,17 +1,19 @@
-"""Runs the codecs' coroutines: at once for a CPU's vectors, on a side stream for a GPU's.
+"""Execution of the codecs' coroutines: synchronously for vectors on a CPU, on a side stream for those on a GPU.
 
-What keeps that in order, on a GPU:
+Synchronization on a GPU:
 
-1. The side stream waits for what the caller's stream has queued, which computes the vector, and `record_stream` keeps
-   the vector's memory from other uses until the side stream is done with it, whoever drops it.
-2. Numbers that the coroutine needs on the host are copied to pinned memory, with an event behind. The caller goes on;
-   the coroutine does when the event has come, at one of the next calls.
-3. The vector itself is held until the side stream has done all of it, and then its version is compared: a kernel of the
-   caller's that changes it in place might have been ahead.
-4. The host is ahead of the GPU, and memory that is not used up cannot be used again: with more than `IN_FLIGHT_BYTES`
-   of vectors under way the caller waits for the oldest.
-5. Who needs a result (`Task.result`) waits for all tasks before it, too. The result belongs to the side stream: the
-   caller's stream then says that it uses it (`record_stream`), so that its memory is not taken before that is done.
+1. The side stream waits for the work queued on the caller's stream, which computes the vector, and
+`record_stream` keeps the vector's memory from being reused until the side stream is done with it, whoever
+drops the reference.
+2. Numbers that the coroutine needs on the host are copied to pinned memory, followed by an event. The
+caller continues; the coroutine is resumed in a later call, after the event has completed.
+3. The vector itself is referenced until the side stream has completed, and then its version is compared: a
+kernel of the caller that changes it in place might have run first.
+4. The host is ahead of the GPU, and memory in use cannot be reused: with more than `IN_FLIGHT_BYTES` of
+vectors in flight the caller waits for the oldest.
+5. Waiting for a result (`Task.result`) also waits for all earlier tasks. The result's memory belongs to the
+side stream; `record_stream` marks its use by the caller's stream, so that it is not reused before that use
+is done.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Done = Callable[[CompressedTensor | None], None]
 
 
 def at_once(compression: Compression) -> CompressedTensor | None:
-    """What a coroutine returns that is given all that it needs."""
+    """Run a coroutine synchronously and return its result."""
     try:
         numbers = next(compression)
         while True:
@@ -54,11 +56,11 @@ class Task:
         self.has_ended = self.was_changed = False
 
     def start(self) -> None:
-        """The first part, on the current stream."""
+        """Run the first part on the current stream."""
         self._step(partial(next, self._compression))
 
     def advance(self, *, wait: bool) -> bool:
-        """Go on if the event has come, or once it has; whether the task has ended."""
+        """Resume the coroutine if the event has completed, or wait for it; returns whether the task has ended."""
         while wait or self._event.query():
             self._event.synchronize()
             numbers, self._numbers = self._numbers, None
@@ -70,8 +72,8 @@ class Task:
         return False
 
     def result(self) -> CompressedTensor | None:
-        """The compressed vector, for the current stream; None: it stays as it is. Raises RuntimeError if it was changed
-        meanwhile."""
+        """The compressed vector, for use on the current stream; None if it stays uncompressed. Raises RuntimeError if
+        it was changed meanwhile."""
         if not self.has_ended:
             self._side.finish(self)
         if self.was_changed:
@@ -98,11 +100,11 @@ class Task:
         self.was_changed = self._vector._version != self._version
         self.has_ended = True
         self._done(self._compressed)
-        self._vector = self._done = None  # who has the task is among what `done` refers to
+        self._vector = self._done = None  # `done` refers to the owner of the task
 
 
 class SideStream:
-    """Of one device and one thread of the caller's."""
+    """Side stream of one device, for one thread of the caller."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -111,8 +113,8 @@ class SideStream:
         self._bytes = 0
 
     def start(self, compression: Compression, vector: torch.Tensor, done: Done) -> Task:
-        """Compress a vector behind what the current stream computes. `done` is called with the result, in one of the
-        next calls here, in the order of starts."""
+        """Compress a vector after the current stream has computed it. `done` is called with the result, in a later call
+        of this object's methods, in the order of starts."""
         self.stream.wait_stream(self.callers())
         vector.record_stream(self.stream)
         task = Task(self, compression, vector, done)
@@ -125,7 +127,7 @@ class SideStream:
         return task
 
     def finish(self, last: Task | None = None) -> None:
-        """Wait for a task and those before it, or for all."""
+        """Wait for a task and earlier ones, or for all tasks."""
         while self._tasks and (last is None or not last.has_ended):
             self._first(wait=True)
 
@@ -134,7 +136,7 @@ class SideStream:
         return torch.cuda.current_stream(self._device)
 
     def _first(self, *, wait: bool) -> bool:
-        """Let the oldest go on; whether it has ended."""
+        """Advance the oldest task; returns whether it has ended."""
         if not self._tasks[0].advance(wait=wait):
             return False
         self._bytes -= self._tasks.popleft().nbytes

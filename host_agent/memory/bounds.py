@@ -1,19 +1,21 @@
-"""How far activations may be off: COMET's rule (Jin et al., VLDB 2022), with what it needs measured in some steps.
+"""Error bounds of activations: COMET's rule (Jin et al., VLDB 2022), with measurements in some steps.
 
-1. A layer's weight gradient sums products of an activation x and a gradient L of the layer's output, K for each weight:
-   the batch, times the places where a convolution's weight is used. Compression moves each of the R K activations that
-   are not zero by something up to a bound e, evenly spread and independent. That gives the weight gradient an error
-   with standard deviation  s = e * rms(L) * sqrt(R K / 3).  (COMET has 0.32 * mean|L| * sqrt(R N) * e, N the batch.)
-2. Training bears s up to 1 % of the mean magnitude of the weight's momentum (COMET), as SGD sums it up, or of the
-   gradient where there is none. So  e = 0.01 * mean|momentum| / (rms(L) * sqrt(R K / 3)).
-3. e is for the layer's input. What operators between layers save (GELU, softmax, attention) has its effect on the
-   gradient that reaches the layer before, which may be off by as large a share; likewise inputs of normalization,
-   whose gradients see them divided by their own spread. These take e relative to the root mean square.
-4. Nor does e exceed that share of 1, however large the values are: an error of the logarithm that log-softmax saves is
-   a relative error of its exponential, and sigmoid, GELU and their like bend within 1, too. Outliers are kept apart
-   (`outliers.py`), and no part of the root mean square.
-5. A tensor that several layers save takes the least of their bounds. All is measured anew after `every` steps, and in
-   steps 16 and 128, while gradients change fastest.
+1. A layer's weight gradient sums products of an activation x and a gradient L of the layer's output, K for
+each weight: the batch, times the positions at which a convolution's weight is used. Compression changes
+each of the R K nonzero activations by an independent, uniformly distributed error of at most e. That gives
+the weight gradient an error with standard deviation  s = e * rms(L) * sqrt(R K / 3).  (COMET has 0.32 *
+mean|L| * sqrt(R N) * e, N the batch.)
+2. Training tolerates s up to 1 % of the mean magnitude of the weight's momentum (COMET), as SGD accumulates
+it, or of the gradient if there is none. So  e = 0.01 * mean|momentum| / (rms(L) * sqrt(R K / 3)).
+3. e is for the layer's input. Tensors saved by operators between layers (GELU, softmax, attention) affect
+the gradient of the previous layer, which may have the same relative error; likewise inputs of
+normalization, whose gradients depend on them divided by their standard deviation. For these, e is relative
+to the root mean square.
+4. Nor does e exceed that share of 1, however large the values are: an error of the logarithm that
+log-softmax saves is a relative error of its exponential, and sigmoid, GELU and the like are nonlinear
+within 1, too. Outliers are stored separately (`outliers.py`), and not part of the root mean square.
+5. A tensor that several layers save gets the smallest of their bounds. All values are measured again after
+`every` steps, and in steps 16 and 128, while gradients change fastest.
 """
 
 import math
@@ -27,45 +29,46 @@ from torch import nn
 from host_agent.memory.parts import parts_of
 
 SHARE = 0.01
-"""Of the momentum: how large a gradient's error may be (COMET)."""
+"""Maximum error of a gradient, relative to the momentum (COMET)."""
 START = 1e-3
-"""Of the root mean square, until something is measured."""
+"""Initial bound before any measurement, relative to the root mean square."""
 LEAST, MOST = 1e-4, 0.5
-"""Of the root mean square: a bound beyond has no effect on sizes, or takes the sense from what the rule presumes."""
+"""Range of bounds, relative to the root mean square: beyond it, a bound has no effect on sizes, or violates the rule's
+assumptions."""
 EARLY = (0, 16, 128)
-"""Steps in which gradients are measured, besides each `every`th."""
+"""Steps in which gradients are measured, in addition to each `every`th."""
 
 
 @dataclass
 class Layer:
-    """A module with weights of its own. `share`: its bound, of its input's root mean square."""
+    """A module with its own weights. `share`: its error bound, relative to its input's root mean square."""
 
     name: str
     weight: nn.Parameter
     share: float = START
     input_rms: float = 0.0
     inputs: float = 0.0
-    """R: share of its input that is not zero."""
+    """R: share of nonzero elements in its input."""
     products: float = 0.0
-    """K"""
+    """K: number of products summed for each weight."""
     gradient_rms: float = 0.0
     weight_gradient: float = 0.0
-    """Mean magnitude."""
+    """Mean magnitude of the weight's gradient."""
 
     def update(self, momentum: float) -> None:
-        """`share` by the rule. `momentum`: mean magnitude; 0 if there is none."""
+        """Set `share` by the rule. `momentum`: mean magnitude; 0 if there is none."""
         allowed = SHARE * (momentum or self.weight_gradient)
         spread = self.gradient_rms * math.sqrt(self.inputs * self.products / 3)
         if self.weight.dim() > 1:
             spread *= self.input_rms
-        if 0 < allowed < math.inf and 0 < spread < math.inf:  # else there was nothing, or an overflow
+        if 0 < allowed < math.inf and 0 < spread < math.inf:  # otherwise there was no gradient, or an overflow
             self.share = min(max(allowed / spread, LEAST), MOST)
 
 
 @dataclass
 class Slot:
-    """A saved tensor of each step: the how manyth after the weights of `layers[0]` came into use. All `layers` save
-    it."""
+    """A tensor saved in each step, identified by its index among those saved after the weights of `layers[0]` came into
+    use. All of `layers` save it."""
 
     rms: float = math.nan
     layers: list[Layer] = field(default_factory=list)
@@ -73,11 +76,11 @@ class Slot:
 
 Key = tuple[str, int]
 Bounding = Generator[torch.Tensor, list[Any], float]
-"""Yields vectors of numbers that it needs, as codecs do (`codecs.py`); returns the bound."""
+"""Coroutine that yields vectors of numbers that it needs, as codecs do (`codecs.py`), and returns the bound."""
 
 
 class Fixed:
-    """The same share of each vector's scale."""
+    """The same relative bound for every vector."""
 
     def __init__(self, share: float):
         self._share = share
@@ -89,11 +92,11 @@ class Fixed:
         return _bound(self._share, (yield from _measuring(vector))[1])
 
     def also(self, key: Key) -> None:
-        """All have the same."""
+        """Does nothing, since all bounds are equal."""
 
 
 class Measured:
-    """COMET's: bounds of saved tensors. `optimizer`: has the momentum; `every`: steps between measurements."""
+    """COMET's bounds of saved tensors. `optimizer`: provides the momentum; `every`: steps between measurements."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, every: int):
         self._optimizer, self._every = optimizer, every
@@ -106,7 +109,7 @@ class Measured:
         self._is_fresh = False
 
     def begin(self) -> None:
-        """A forward pass begins."""
+        """Called when a forward pass begins."""
         if self._is_fresh:
             self._update()
         self._step += 1
@@ -117,7 +120,7 @@ class Measured:
             self._slots.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A layer's forward begins."""
+        """Called when a layer's forward pass begins."""
         layer = self._now = self.layers[module]
         if self.is_measuring:
             layer.products = layer.gradient_rms = layer.weight_gradient = 0.0
@@ -125,7 +128,7 @@ class Measured:
             layer.inputs, layer.input_rms = _size(given) if given is not None else (0.0, 0.0)
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """It has ended."""
+        """Called when a layer's forward pass has ended."""
         if not self.is_measuring:
             return
         layer = self.layers[module]
@@ -144,15 +147,15 @@ class Measured:
         first.register_hook(measure)
 
     def claim(self) -> Key:
-        """What to call a vector of floats that the layer at work is the first to save."""
+        """Key of a vector of floats that the current layer is the first to save."""
         name = self._now.name if self._now else ""
         count = self._counts[name] = self._counts.get(name, -1) + 1
         return name, count
 
     def of(self, vector: torch.Tensor, key: Key) -> Bounding:
-        """Its bound."""
+        """Coroutine that computes the bound of a vector."""
         slot = self._slots.get(key) or Slot(layers=[self._now] if self._now else [])
-        if self._now:  # else it is a compiled graph's, or before all layers
+        if self._now:  # otherwise it belongs to a compiled graph, or precedes all layers
             self._slots[key] = slot
         layers = slot.layers or [layer for layer in self.layers.values() if layer.gradient_rms]
         share = min((layer.share for layer in layers), default=START)
@@ -161,13 +164,13 @@ class Measured:
         return _bound(share, slot.rms)
 
     def also(self, key: Key) -> None:
-        """The layer at work saves what has the bound of `key`, too."""
+        """Note that the current layer also saves the tensor of `key`."""
         slot = self._slots.get(key)
         if slot is not None and self._now is not None and self._now not in slot.layers:
             slot.layers.append(self._now)
 
     def _measure_weights(self) -> None:
-        """When the backward pass has ended."""
+        """Measure weight gradients; called when the backward pass has ended."""
         for layer in self.layers.values():
             if layer.weight.grad is not None:
                 layer.weight_gradient = _mean_magnitude(layer.weight.grad)
@@ -180,8 +183,8 @@ class Measured:
 
 
 def _momenta(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, float]]:
-    """Parameter → mean magnitude of the sum of its gradients that momentum is. Adam has an average in its place, which
-    is that sum times 1 - beta."""
+    """Parameter → mean magnitude of its momentum as a sum of gradients. Adam stores an average instead, which is that
+    sum times 1 - beta."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
@@ -194,7 +197,7 @@ def _momenta(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, f
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Layer]]:
-    """Modules that multiply what they get with weights of their own; not containers that hold a parameter, too."""
+    """Modules that multiply their inputs by their own weights; excludes containers that also have a parameter."""
     for name, module in model.named_modules():
         own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
         within = any(True for child in module.children() for _ in child.parameters())
@@ -203,7 +206,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Layer]]:
 
 
 def _bound(share: float, rms: float) -> float:
-    """`share` of the root mean square, but no more than of 1 (step 4 of the rule)."""
+    """`share` of the root mean square, but at most of 1 (step 4 of the rule)."""
     return max(share * min(1.0, rms), float(torch.finfo(torch.float32).tiny))
 
 
@@ -212,7 +215,7 @@ def _is_float(thing: Any) -> bool:
 
 
 def _size(tensor: torch.Tensor) -> tuple[float, float]:
-    """Share of elements that are not zero, and their root mean square."""
+    """Share of nonzero elements, and their root mean square."""
     with torch.no_grad():
         measuring = _measuring(tensor.detach().reshape(-1))
         numbers = next(measuring).tolist()
@@ -232,6 +235,6 @@ def _measuring(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], tuple
 
 
 def _mean_magnitude(tensor: torch.Tensor) -> float:
-    """Of this rank's part, if it is in shards."""
+    """Mean magnitude of a tensor; of this rank's part if it is sharded."""
     local = getattr(tensor, "_local_tensor", tensor)
     return float(local.abs().float().mean()) if local.numel() else 0.0

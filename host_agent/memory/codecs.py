@@ -1,11 +1,11 @@
-"""What becomes of a saved tensor's storage: a codec compresses it as a vector; backward restores it.
+"""Codecs for the storage of a saved tensor: they compress it as a vector, and the backward pass restores it.
 
-`CODECS` names them. Those with `is_bounded` take the largest error that an element may have; zeros stay zeros. All work
-where the vector is, part by part, so that beside the vector and the compressed one they take a few times
-`part_of(vector)` elements; `host` alone moves it.
+`CODECS` lists them by name. Codecs with `is_bounded` take the maximum error of an element; zeros stay zeros. All work
+on the vector's device, part by part, so that in addition to the vector and the compressed one they need memory for a
+few times `part_of(vector)` elements; only `host` moves the vector.
 
-A codec is a coroutine. Where it needs a number on the host, it yields a vector of such numbers and gets them as a list:
-of a CPU's tensors at once, of a GPU's when its stream has come so far, and without making the caller wait
+A codec is a coroutine. When it needs numbers on the host, it yields a vector of them and receives them as a list: at
+once for tensors on a CPU, and for those on a GPU when the stream has computed them, without blocking the caller
 (`behind.py`)."""
 
 from collections.abc import Generator, Iterator
@@ -21,43 +21,45 @@ from host_agent.memory.parts import StoredVector, part_of, parts_of
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROW = 256
-"""Elements that share one scale in `int8`."""
+"""Number of elements that share one scale in `int8`."""
 LEAST_HALF = 2.0**-10
-"""float16 has ten bits down to 2^-14: of the largest magnitude, elements of a sixteenth as well."""
+"""Smallest magnitude of the largest element that `Half` accepts. float16 has ten bits down to 2^-14, so elements of a
+sixteenth of that have full precision, too."""
 LARGEST_STEP = 126.9
-"""How many steps a row's largest element is. Less than 127, so that no rounding makes a number 128."""
+"""Number of quantization steps of a row's largest element. Less than 127, so that no rounding results in 128."""
 
 
 class CompressedTensor(Protocol):
-    """A vector in compressed form. `nbytes`: on its device, or on the host where it was compressed there."""
+    """A vector in compressed form. `nbytes`: its size on its device, or on the host if it was compressed there."""
 
     @property
     def nbytes(self) -> int: ...
 
     def restore(self) -> torch.Tensor:
-        """The vector: dtype, device and count as they were."""
+        """The vector, with its original dtype, device and size."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """What it consists of on the vector's device."""
+        """Tensors on the vector's device that it consists of."""
 
 
 Compression = Generator[torch.Tensor, list[Any], CompressedTensor | None]
-"""Yields vectors of numbers that it needs; returns the compressed vector, or None: it stays as it is."""
+"""Coroutine that yields vectors of numbers that it needs, and returns the compressed vector, or None if it stays
+uncompressed."""
 
 
 class Codec(Protocol):
-    """`floats_only`: integers and bools are for `narrowed`."""
+    """Interface of codecs. `floats_only`: integers and bools are compressed by `narrowed`."""
 
     is_bounded: bool
     floats_only: bool
 
     def compress(self, vector: torch.Tensor, bound: float) -> Compression:
-        """`vector`: contiguous."""
+        """Compress a contiguous vector."""
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """`levels` or `szx`: numba's loops for a CPU's vectors, torch's operators for a GPU's."""
+    """`levels` or `szx`: numba loops for vectors on a CPU, torch operators for those on a GPU."""
 
     coder: streams.Coder
     on_device: Any
@@ -73,7 +75,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Cast(StoredVector):
-    """The vector in another type."""
+    """The vector converted to another dtype."""
 
     parts: torch.Tensor
     dtype: torch.dtype
@@ -86,7 +88,7 @@ class Cast(StoredVector):
 
 
 class Half:
-    """float16. A vector whose largest magnitude it has not, or not in full precision, stays as it is."""
+    """float16. A vector stays uncompressed if its largest magnitude is out of range, or has reduced precision."""
 
     is_bounded = False
     floats_only = True
@@ -101,8 +103,8 @@ class Half:
 
 @dataclass(frozen=True)
 class Rows(StoredVector):
-    """`numbers`: int8[rows, ROW]; `scales`: float32[rows, 1], what they are multiplied with. The last row may be longer
-    than what is left of the vector."""
+    """Rows of quantized elements. `numbers`: int8[rows, ROW]; `scales`: float32[rows, 1], the factors of the rows. The
+    last row may extend beyond the end of the vector."""
 
     numbers: torch.Tensor
     scales: torch.Tensor
@@ -112,7 +114,7 @@ class Rows(StoredVector):
     def restore(self) -> torch.Tensor:
         vector = self.numbers.new_empty(self.numbers.shape, dtype=self.dtype)
         for part, numbers, scales in _rows_of(vector, self.numbers, self.scales):
-            # Exact in all types up to the product: a number less a half has 8 bits.
+            # Exact in all types up to the product: an integer minus a half has 8 bits.
             part.copy_(numbers).sub_(part.sign(), alpha=0.5).mul_(scales)
         return vector.view(-1)[: self.count]
 
@@ -121,8 +123,8 @@ class Rows(StoredVector):
 
 
 class Int8:
-    """Steps of a 127th of each row's largest magnitude, of which the middle is restored; zeros and signs stay. With
-    infinities or NaN the vector stays as it is."""
+    """Quantization to steps of a 127th of each row's largest magnitude, restored as the middle of the step; zeros and
+    signs are preserved. A vector with infinities or NaN stays uncompressed."""
 
     is_bounded = False
     floats_only = True
@@ -143,17 +145,17 @@ class Int8:
 
 
 def _rows_of(*matrices: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same rows of all, as many at a time as `part_of` says."""
+    """The same rows of all matrices, in groups of as many as `part_of` allows."""
     rows = part_of(matrices[0]) // ROW
     for first in range(0, len(matrices[0]), rows):
         yield tuple(matrix[first : first + rows] for matrix in matrices)
 
 
 def _write_rows(rows: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> None:
-    """x becomes sign(x) more than x / scale without its fraction: what lies within one step has one number, and only 0
-    has number 0."""
+    """Quantize x to sign(x) plus the integer part of x / scale: all values within one step have the same number, and
+    only 0 has number 0."""
     if not rows.is_cuda:
-        rows = rows.float()  # operators of the CPU are slow on other types
+        rows = rows.float()  # operators on the CPU are slow for other types
     largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
     tiny = torch.finfo(torch.float32).tiny
     scales.copy_(largest).div_(LARGEST_STEP).clamp_(min=tiny)
@@ -161,7 +163,7 @@ def _write_rows(rows: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor)
 
 
 class Nothing:
-    """Tensors stay what they are."""
+    """Leaves tensors uncompressed."""
 
     is_bounded = floats_only = False
 
@@ -172,7 +174,7 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Bits(StoredVector):
-    """Bools, eight a byte, as numpy.packbits has them."""
+    """Bools packed eight per byte, as by numpy.packbits."""
 
     packed: torch.Tensor
     count: int
@@ -187,7 +189,8 @@ class Bits(StoredVector):
 
 
 def narrowed(vector: torch.Tensor) -> Compression:
-    """Integers, exactly, in as few bytes as the largest of them needs (max-pooling's indices are int64), and bools."""
+    """Compress integers losslessly to the smallest type that holds them (max-pooling's indices are int64), and bools to
+    bits."""
     if vector.dtype == torch.bool:
         return (yield from packed(vector))
     least, most = yield torch.stack(vector.aminmax())
@@ -199,7 +202,7 @@ def narrowed(vector: torch.Tensor) -> Compression:
 
 
 def packed(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], Bits]:
-    """A coroutine, of bools."""
+    """Coroutine that packs bools to bits."""
     if vector.is_cuda:
         return Bits(device_bits.packed(vector), vector.numel())
     packed = torch.empty((vector.numel() + 7) // 8, dtype=torch.uint8)
@@ -216,4 +219,4 @@ CODECS: dict[str, Any] = {
     "host": Host,
     "none": Nothing,
 }
-"""Name → what makes one."""
+"""Codec name → factory."""

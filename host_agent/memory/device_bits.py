@@ -1,11 +1,11 @@
-"""Bits, bytes and rows of a GPU's vectors by torch's operators, none of which waits for the device: what numpy does
-with masks whose counts it finds itself needs the count before."""
+"""Bit packing, bytes and rows of vectors on a GPU with torch operators that do not synchronize with the device: numpy
+determines the size of a masked selection itself, while these functions take it as an argument."""
 
 import torch
 
 
 def packed(mask: torch.Tensor) -> torch.Tensor:
-    """bool[n] → uint8[ceil(n / 8)], as numpy.packbits has them."""
+    """Pack bool[n] to uint8[ceil(n / 8)], as numpy.packbits does."""
     padded = torch.nn.functional.pad(mask.view(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
     out = padded[:, 0] << 7
     for i in range(1, 8):
@@ -14,7 +14,7 @@ def packed(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(bits: torch.Tensor, count: int) -> torch.Tensor:
-    """bool[count], of what `packed` made."""
+    """Unpack the result of `packed` to bool[count]."""
     mask = bits.new_empty((bits.numel(), 8))
     for i in range(8):
         mask[:, i] = (bits >> (7 - i)) & 1
@@ -22,7 +22,7 @@ def unpacked(bits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def places(mask: torch.Tensor, count: int) -> torch.Tensor:
-    """int64[count]: where bool[n] is true, which is `count` times."""
+    """int64[count]: indices of the `count` true elements of bool[n]."""
     ones = torch.ones_like(mask, dtype=torch.int64)
     order = mask.cumsum(0) - 1
     out = order.new_zeros(count + 1)

@@ -1,6 +1,6 @@
-"""The codec `levels` on a GPU, by torch's operators: the numbers, bits and values of `levels.py`, in another order.
-Each block's bits and least number stand together, and so do all planes of one size, block after block. A vector that
-holds nothing but 0 and one magnitude is exact as a whole, not by chunks."""
+"""The codec `levels` on a GPU, with torch operators: the numbers, bits and values of `levels.py`, in another layout.
+Each block's bits and least number are stored together, and so are all planes of one size, block by block. A vector of
+only 0 and one magnitude is exact as a whole, not by chunks."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ PLANES = (8, 4, 2, 1)
 
 @dataclass(frozen=True)
 class Part:
-    """Blocks of a part: uint8 bits and int16 least number of each, planes by their size: uint8[blocks that have it, 16
-    * size], and the float32[blocks, 128] of those as they are."""
+    """The blocks of a part: uint8 bits and int16 least number of each, planes by size: uint8[blocks with this plane, 16
+    * size], and the float32[blocks, 128] of uncompressed blocks."""
 
     bits: torch.Tensor
     least: torch.Tensor
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class DeviceLevels(StoredVector):
-    """A vector of `count`. `magnitude`: of all that is not 0, if they have one, else 0."""
+    """A vector of `count` elements. `magnitude`: that of all nonzero elements if they have only one, else 0."""
 
     parts: list[Part]
     step: float
@@ -50,7 +50,7 @@ class DeviceLevels(StoredVector):
         return vector
 
     def _values(self, part: Part) -> torch.Tensor:
-        """float32[blocks, 128]"""
+        """Decode a part to float32[blocks, 128]."""
         bits = part.bits.to(torch.int32)
         numbers = part.least.to(torch.int32).unsqueeze(1).repeat(1, BLOCK)
         for size, plane in part.planes.items():
@@ -69,7 +69,7 @@ class DeviceLevels(StoredVector):
 
 
 def compress(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], DeviceLevels]:
-    """A codec's coroutine: no element changes by more than `bound`."""
+    """Codec coroutine: no element changes by more than `bound`."""
     largest = torch.stack([part.abs().amax() for part in parts_of(vector)]).amax().float()
     alike = torch.stack([((part.abs() == largest) | (part == 0)).all() for part in parts_of(vector)]).all()
     magnitude, are_alike = yield torch.stack([largest, alike.float()])
@@ -85,7 +85,7 @@ def compress(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list
 
 
 def _blocks(part: torch.Tensor) -> torch.Tensor:
-    """float32[blocks, 128]; the last element fills the last."""
+    """Reshape to float32[blocks, 128]; the last block is padded with the last element."""
     missing = -part.numel() % BLOCK
     if missing:
         part = torch.cat([part, part[-1:].expand(missing)])
@@ -93,7 +93,7 @@ def _blocks(part: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(part: torch.Tensor, step: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each block: int32[blocks, 128] numbers less the least, int32 bits, and the least."""
+    """For each block: int32[blocks, 128] numbers minus the least one, int32 bits, and the least number."""
     x = _blocks(part)
     inverse = float(np.float32(1.0) / np.float32(step))
     limit = min(float(np.float32(MOST - 1) * np.float32(step)), float(np.float32(3e38)))
@@ -106,7 +106,7 @@ def _numbers(part: torch.Tensor, step: float) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _counts(bits: torch.Tensor) -> torch.Tensor:
-    """How many blocks have a plane of each size, and how many none."""
+    """Number of blocks with a plane of each size, and of uncompressed blocks."""
     return torch.stack([((bits & size) != 0).sum() for size in (*PLANES, PLAIN)])
 
 

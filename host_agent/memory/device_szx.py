@@ -1,6 +1,6 @@
-"""The codec `szx` on a GPU, by torch's operators: SZx's blocks, lengths and values (`switchml.codecs.szx`) of what is
-not 0, in another order. Lengths and medians stand together, and of the bytes that are left of each value all first
-ones, all second ones and so on."""
+"""The codec `szx` on a GPU, with torch operators: SZx's blocks, lengths and values (`switchml.codecs.szx`) of the
+nonzero elements, in another layout. Lengths and medians are stored together; of the remaining bytes of each value, all
+first ones are stored together, then all second ones and so on."""
 
 import math
 from collections.abc import Generator
@@ -15,13 +15,14 @@ from host_agent.memory.parts import StoredVector, part_of
 
 BLOCK = 128
 _SHARE = 4
-"""Parts are so many times smaller than elsewhere: an element takes more bytes here while it is worked on."""
+"""Factor by which parts are smaller than elsewhere: compression takes more bytes per element here."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """`zeros`: a bit an element, 1 where it is not 0, or nothing. `lengths`: uint8[blocks], 0: constant; `medians`:
-    float32[blocks]; `leads`: uint8[blocks that are not constant, 32], four 2-bit codes each; `bytes`: uint8, four."""
+    """Encoded part of a vector. `zeros`: a bit per element, 1 if it is nonzero, or empty if all are. `lengths`:
+    uint8[blocks], 0: constant block; `medians`: float32[blocks]; `leads`: uint8[blocks that are not constant, 32], four
+    2-bit codes each; `bytes`: four uint8 vectors."""
 
     zeros: torch.Tensor
     lengths: torch.Tensor
@@ -35,7 +36,7 @@ class Part:
         return [self.zeros, self.lengths, self.medians, self.leads, *self.bytes, self.least]
 
     def values(self, count: int) -> torch.Tensor:
-        """float32[count]"""
+        """Decode to float32[count]."""
         lengths = self.lengths.to(torch.int64)
         rows = places(lengths > 0, len(self.leads))
         lengths = lengths.index_select(0, rows).unsqueeze(1)
@@ -81,7 +82,7 @@ class DeviceSzx(StoredVector):
 
 
 def compress(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], DeviceSzx]:
-    """A codec's coroutine: no element changes by more than `bound`, zeros stay zeros."""
+    """Codec coroutine: no element changes by more than `bound`, and zeros stay zeros."""
     parts = _parts_of(vector)
     counts = yield torch.stack([(part != 0).sum() for part in parts])
     numbers = yield torch.cat([_Layout(part, count, bound).counts() for part, count in zip(parts, counts, strict=True)])
@@ -97,7 +98,7 @@ def _parts_of(vector: torch.Tensor) -> list[torch.Tensor]:
 
 
 class _Layout:
-    """How the `others` of a part, which are not 0, are written."""
+    """Encoding of the `others` nonzero elements of a part."""
 
     def __init__(self, part: torch.Tensor, others: int, bound: float):
         self._part, self._others = part, others
@@ -120,11 +121,11 @@ class _Layout:
         self._fresh = [(self._leads <= t) & (sizes > t) & is_there for t in range(4)]
 
     def counts(self) -> torch.Tensor:
-        """Blocks that are not constant, and bytes of each kind."""
+        """Number of blocks that are not constant, and of bytes at each position."""
         return torch.stack([(self.lengths > 0).sum(), *(fresh.sum() for fresh in self._fresh)])
 
     def written(self, counts: list[int]) -> Part:
-        """`counts`: what `counts` gave."""
+        """Encode the part. `counts`: the result of `counts` on the host."""
         fresh = []
         for t, count in enumerate(counts[1:]):
             where = places(self._fresh[t].view(-1), count)
@@ -153,5 +154,5 @@ def _lengths(blocks: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Te
 
 
 def _exponent(x: torch.Tensor) -> torch.Tensor:
-    """Of float32 numbers, at least that of the denormals."""
+    """Exponents of float32 numbers, at least that of denormals."""
     return (((x.view(torch.int32) >> 23) & 0xFF) - 127).clamp(min=-126).to(torch.int64)

@@ -1,5 +1,6 @@
-"""The codec `host`: vectors wait for backward off the device, exactly. A GPU's go to pinned memory and come back on the
-stream that brought them there, ahead of their use; a CPU's go to a file."""
+"""The codec `host`: vectors are moved off the device until the backward pass, losslessly. Vectors on a GPU are copied
+to pinned memory and back on the stream that offloaded them, ahead of their use; those on a CPU are written to a file.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ import numpy as np
 import torch
 
 AHEAD_BYTES = 256 << 20
-"""Vectors that are on their way back, or there and not used yet, beside the one that is used."""
+"""Maximum bytes of vectors being copied back, or copied back and not used yet, excluding the one in use."""
 
 
 class OnHost:
-    """A copy of a GPU's vector in pinned memory. `before`: the one that went to the host before it, which backward most
-    often asks for next."""
+    """A copy of a GPU's vector in pinned memory. `before`: the vector offloaded before it, which the backward pass
+    usually needs next."""
 
     nbytes = 0
 
@@ -48,8 +49,8 @@ class OnHost:
         return []
 
     def _fetch(self) -> None:
-        """Queue the copy up. Its memory is of the caller's stream, so that it is there again as soon as that is
-        done."""
+        """Start the copy back to the device. Its memory is allocated on the caller's stream, so that it can be reused
+        as soon as that stream is done."""
         if self._coming is not None:
             return
         vector = torch.empty(self._pinned.shape, dtype=self._pinned.dtype, device=self._device)
@@ -63,7 +64,7 @@ class OnHost:
 
 
 class InFile:
-    """A vector of a CPU's tensor in the file of `Host`."""
+    """A vector on the CPU, stored in the file of `Host`."""
 
     nbytes = 0
 
@@ -82,9 +83,8 @@ class InFile:
 
 
 class Host:
-    """Off the device: a GPU's vectors to pinned memory, which is used again; a CPU's to a memory-mapped file in
-    `folder` (default: that for temporary files), which has no name and so is gone with the process. Nothing changes by
-    that."""
+    """Offloading: vectors on a GPU to reused pinned memory; those on a CPU to a memory-mapped file in `folder`
+    (default: the folder for temporary files), which has no name and so disappears with the process. Lossless."""
 
     is_bounded = floats_only = False
 
@@ -96,7 +96,7 @@ class Host:
         self._last: weakref.ref[OnHost] | None = None
 
     def compress(self, vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], OnHost | InFile]:
-        """A codec's coroutine, which needs no numbers."""
+        """Codec coroutine, which needs no numbers."""
         if not vector.is_cuda:
             return InFile(self, vector)
         size = _rounded(vector.nbytes)
@@ -105,13 +105,13 @@ class Host:
         before = self._last() if self._last is not None else None
         kept = OnHost(buffer[: vector.nbytes].view(vector.dtype), vector, before)
         self._last = weakref.ref(kept)
-        # The next copy into it runs behind the last one out of it: all of a device are on one stream.
+        # The next copy into it runs after the last one out of it: all copies of a device are on one stream.
         weakref.finalize(kept, free.append, buffer)
         return kept
         yield
 
     def write(self, data: np.ndarray) -> np.ndarray:
-        """The bytes, mapped from the end of the file."""
+        """Append bytes to the file and return them memory-mapped."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
         self._users += 1
@@ -122,7 +122,7 @@ class Host:
         return mapped
 
     def release(self) -> None:
-        """One vector less; the file is empty when none is left."""
+        """Release one vector; the file is truncated when none is left."""
         self._users -= 1
         if not self._users:
             self._end = 0
@@ -130,6 +130,6 @@ class Host:
 
 
 def _rounded(size: int) -> int:
-    """To the next of eight sizes between powers of two: tensors of nearly one size share buffers."""
+    """Round up to one of eight sizes between powers of two, so that tensors of similar size share buffers."""
     step = max(1 << (size.bit_length() - 4), 4096)
     return -(-size // step) * step

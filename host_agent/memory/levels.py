@@ -1,18 +1,19 @@
-"""The compiled loops of the codec `levels`: floats as whole numbers of steps, 128 a block, of as many bits each as the
-block needs.
+"""Compiled loops of the codec `levels`: floats quantized to integers, in blocks of 128 with as many bits per number as
+the block needs.
 
-A zero has number 0, and x > 0 has number floor(x / step) + 1, so that all that lies within one step is restored as the
+A zero has number 0, and x > 0 has number floor(x / step) + 1, so that all values within one step are restored as the
 step's middle: no element changes by more than half a step, zeros stay zeros, and no other becomes zero or changes its
-sign, which the derivatives of ReLU and its like ask for. A block is
+sign, which derivatives of ReLU and the like require. A block consists of
 
-    bits a number (1 byte), then: the block's least number (int16) and 128 numbers less that, in planes
-                            or, with 32: the floats as they are, because they are too large for the step, or no numbers
+    bits per number (1 byte), then: the block's least number (int16) and 128 numbers minus that, in planes
+                                or, with 32: the floats themselves, because they are too large for the step,
+                                or not finite
 
-A plane holds 8, 4, 2 or 1 bits of all 128 numbers; those whose sizes add up to the block's bits follow each other. Its
-byte i has the numbers i, i + 128 * bits / 8, …, from the lowest bits up, and so all loops are vector instructions.
+A plane holds 8, 4, 2 or 1 bits of all 128 numbers; planes whose sizes add up to the block's bits are consecutive. Its
+byte i has the numbers i, i + 128 * bits / 8, …, from the lowest bits up, so that all loops are vectorized.
 
-Fixed-length blocks of quantized floats: Huang et al., "cuSZp", SC 2023, which also predicts each element from the one
-before; neighbours in activations differ too much for that to help.
+Fixed-length blocks of quantized floats: Huang et al., "cuSZp", SC 2023, which also predicts each element from the
+previous one; adjacent activations differ too much for that to help.
 """
 
 from typing import Any
@@ -23,21 +24,21 @@ from switchml.runtime.jit import kernel
 
 BLOCK = 128
 PLAIN = 32
-"""In place of a block's bits: floats as they are."""
+"""Value of a block's bits that marks uncompressed floats."""
 MOST = 1 << 13
-"""The largest number. float32 then holds x / step to a thousandth of a step."""
+"""Limit of numbers. Below it, float32 represents x / step to a thousandth of a step."""
 MARGIN = 1 - 1 / 128
-"""Of the step that the bound allows, so that roundings of float32 do not exceed the bound."""
+"""Factor of the step that the bound allows, so that rounding in float32 does not exceed the bound."""
 
 
 def most_bytes(n: int) -> int:
-    """Room that `encode` may need for n elements."""
+    """Maximum size of `encode`'s output for n elements."""
     return -(-n // BLOCK) * (3 + 4 * BLOCK)
 
 
 @kernel
 def _put(numbers: np.ndarray, shift: Any, bits: int, out: np.ndarray) -> None:
-    """A plane: `bits` bits of 128 numbers, from bit `shift` on, into 16 * bits bytes."""
+    """Write a plane: `bits` bits of 128 numbers, from bit `shift` on, into 16 * bits bytes."""
     mask = np.uint16((1 << bits) - 1)
     for i in range(out.size):
         out[i] = np.uint8((numbers[i] >> shift) & mask)
@@ -50,7 +51,7 @@ def _put(numbers: np.ndarray, shift: Any, bits: int, out: np.ndarray) -> None:
 
 @kernel
 def _take(plane: np.ndarray, shift: Any, bits: int, numbers: np.ndarray) -> None:
-    """Add what `_put` wrote to the numbers."""
+    """Read a plane written by `_put` into the numbers."""
     mask = np.uint16((1 << bits) - 1)
     for k in range(8 // bits):
         some = numbers[k * plane.size : (k + 1) * plane.size]
@@ -61,8 +62,8 @@ def _take(plane: np.ndarray, shift: Any, bits: int, numbers: np.ndarray) -> None
 
 @kernel
 def encode(x: np.ndarray, bound: float, out: np.ndarray) -> int:
-    """Write x, float32[n], to `out`, uint8[most_bytes(n)], so that no element changes by more than `bound` > 0; the
-    count of bytes."""
+    """Encode x, float32[n], into `out`, uint8[most_bytes(n)], so that no element changes by more than `bound` > 0;
+    returns the number of bytes."""
     step = np.float32(2.0 * MARGIN * bound)
     inverse = np.float32(1.0) / step
     limit = np.float32(MOST - 1) * step
@@ -112,7 +113,7 @@ def encode(x: np.ndarray, bound: float, out: np.ndarray) -> int:
 
 @kernel
 def decode(body: np.ndarray, bound: float, x: np.ndarray) -> int:
-    """Read what `encode` wrote with this bound to x, float32[n]; how many bytes of `body` that took."""
+    """Decode the output of `encode` with this bound into x, float32[n]; returns the number of bytes read."""
     step = np.float32(2.0 * MARGIN * bound)
     bits_of_x = x.view(np.uint32)
     above = np.zeros(BLOCK, np.uint16)

@@ -1,5 +1,4 @@
-"""`OffloadedAdam`: AdamW whose states are on the host, of which one bucket at a time is on the device (AxoNN, IPDPS
-2022)."""
+"""`OffloadedAdam`: AdamW whose states are on the host, with one bucket at a time on the device (AxoNN, IPDPS 2022)."""
 
 import contextlib
 import math
@@ -31,16 +30,16 @@ from host_agent.memory.adam import (
 from switchml.errors import ConfigError
 
 BUCKET = 16_000_000
-"""Parameters on the device at a time: AxoNN's `bucket_size` (axonn/optim.py)."""
+"""Number of parameters on the device at a time: AxoNN's `bucket_size` (axonn/optim.py)."""
 BUFFERS = 3
-"""One whose states come, one that is updated, one whose states go."""
+"""Number of buffers: one whose states are being loaded, one that is updated, one whose states are being stored."""
 ROWS = ("exp_avg", "exp_avg_sq", "master")
-"""On the host. Parameters in float32 are their own masters."""
+"""States on the host. float32 parameters are their own masters."""
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """Elements `start` to `stop` of a parameter, from `at` on in a piece."""
+    """Elements `start` to `stop` of a parameter, at offset `at` in a piece."""
 
     parameter: nn.Parameter
     start: int
@@ -54,12 +53,12 @@ class _Slice:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What is copied and updated at a time: a third of a bucket, so that one can come and another go meanwhile."""
+    """Unit of copies and updates: a third of a bucket, so that one piece can be loaded and another stored meanwhile."""
 
     group: int
-    """The number of its parameter group."""
+    """Index of its parameter group."""
     host: torch.Tensor
-    """float32[rows, elements] of all pieces of its group, dtype and device."""
+    """States of all pieces of its group, dtype and device: float32[rows, elements]."""
     first: int
     size: int
     slices: tuple[_Slice, ...]
@@ -70,24 +69,24 @@ class _Piece:
 
 
 class OffloadedAdam(torch.optim.Optimizer):
-    """AdamW with its states, and master weights of parameters in half precision, on the host: of CUDA parameters in
-    pinned memory, of a CPU's in a memory-mapped file in `folder` (default: that for temporary files), which has no name
-    and is gone with the process.
+    """AdamW with its states, and master weights of half-precision parameters, on the host: of CUDA parameters in pinned
+    memory, of CPU parameters in a memory-mapped file in `folder` (default: the folder for temporary files), which has
+    no name and disappears with the process.
 
-    bucket: parameters of which the device has the states at a time. One third of it is updated while the next one's
-        states come and the last one's go, on a stream of their own each; half-precision parameters take 4 φ + 16 ·
-        bucket bytes with their gradients (AxoNN, IPDPS 2022, section IV-C). The bucket's memory stays on the device, as
-        in AxoNN.
-    group: ranks over which gradients are averaged, in pieces of a third of a bucket, while the piece before is updated.
-        A parameter without a gradient then counts as zeros, and `.grad` stays what it was. None where something else
-        averages them, as DistributedDataParallel does.
+    bucket: number of parameters whose states are on the device at a time. One third of it is updated while the next
+        third is loaded and the previous one stored, each on its own stream; half-precision parameters take 4 φ + 16 ·
+        bucket bytes including gradients (AxoNN, IPDPS 2022, section IV-C). The bucket's memory stays allocated on the
+        device, as in AxoNN.
+    group: ranks over which gradients are averaged, in pieces of a third of a bucket, while the previous piece is
+        updated. A parameter without a gradient then counts as zeros, and `.grad` is unchanged. None if gradients are
+        averaged elsewhere, for example by DistributedDataParallel.
 
-    Half-precision weights that something else writes between steps, as `load_state_dict` does, become their masters.
+    Half-precision weights changed by other code between steps, such as `load_state_dict`, are copied to their masters.
+    On a CPU the results are bitwise equal to those of torch.optim.AdamW, and each optimizer accepts the other's
+    `state_dict()`.
 
-    On a CPU the results have the bits of torch.optim.AdamW, and each takes the other's `state_dict()`.
-
-    Raises ConfigError, UnsupportedTensor; `step` raises what all-reduces raise, and some parameters are a step ahead
-    then."""
+    Raises ConfigError, UnsupportedTensor; `step` raises what all-reduces raise, after which some parameters are a step
+    ahead."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class OffloadedAdam(torch.optim.Optimizer):
         super().__init__(params, options_of(lr, betas, eps, weight_decay))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Their states begin as zeros, masters as the parameters are now."""
+        """Add a group; its states are initialized to zeros, and masters to the current parameters."""
         super().add_param_group(param_group)
         self._buffers.clear()  # pieces may be larger now
         for parameter in self.param_groups[-1]["params"]:
@@ -134,13 +133,13 @@ class OffloadedAdam(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, float]:
         """`host_bytes` of states; seconds so far: `update_s` of updates, `copy_wait_s` and `reduce_wait_s` of waiting
-        for copies and all-reduces that they did not hide."""
+        for copies and all-reduces that were not hidden by updates."""
         hosts = {piece.host.untyped_storage()._cdata: piece.host.nbytes for piece in self._pieces}
         return {"host_bytes": float(sum(hosts.values())), **self._stats}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """States go to their places on the host. Raises ConfigError if they are of another model or another rule than
-        AdamW's (amsgrad, maximize)."""
+        """Copy the states to the host. Raises ConfigError if they are of another model or of a rule other than AdamW's
+        (amsgrad, maximize)."""
         restored(self, state_dict, ("step", *ROWS))
         mine = dict(self.state)
         super().load_state_dict({**state_dict, "state": {}})
@@ -148,7 +147,7 @@ class OffloadedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of AdamW; with `group`, of the mean of its ranks' gradients."""
+        """One step of AdamW; with `group`, on the mean of its ranks' gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -158,14 +157,14 @@ class OffloadedAdam(torch.optim.Optimizer):
         with ThreadPoolExecutor(1) as loads, ThreadPoolExecutor(1) as stores:
 
             def load(number: int) -> Future[torch.Tensor]:
-                """Once the buffer does not have any more what goes to the host."""
+                """Load a piece once its buffer's previous piece has been stored."""
                 piece = pieces[number]
                 key = (piece.like.device, len(piece.host), number % BUFFERS)
                 fresh = None
                 if key not in self._buffers:
                     alike = (each for each in self._pieces if each.like.device == key[0] and len(each.host) == key[1])
                     self._buffers[key] = torch.empty((key[1] + 1, max(each.size for each in alike)), device=key[0])
-                    fresh = _so_far(key[0])  # what had its memory before may still be in use
+                    fresh = _so_far(key[0])  # other tensors that used the memory may still be in use
                 after = storing[number - BUFFERS] if number >= BUFFERS else None
                 stream = self._stream(key[0], "load")
                 return loads.submit(partial(_load, piece, self._buffers[key], after, fresh, stream))
@@ -193,7 +192,7 @@ class OffloadedAdam(torch.optim.Optimizer):
         return loss
 
     def _stream(self, device: torch.device, of: str) -> torch.cuda.Stream | None:
-        """For copies of one direction, on CUDA."""
+        """Stream for copies in one direction, on CUDA."""
         if device.type == "cuda" and (device, of) not in self._streams:
             self._streams[device, of] = torch.cuda.Stream(device)
         return self._streams.get((device, of))
@@ -202,7 +201,7 @@ class OffloadedAdam(torch.optim.Optimizer):
         return part.parameter.grad is not None or (self._group is not None and part.parameter.requires_grad)
 
     def _reduce(self, piece: _Piece) -> tuple[torch.Tensor, Callable[[], object]] | None:
-        """Begins the sum of a piece's gradients over the group; the mean is there once the second result returns."""
+        """Start to sum a piece's gradients over the group; returns the mean and a function that waits for it."""
         if self._group is None:
             return None
         gradient = torch.zeros(piece.size, dtype=piece.like.dtype, device=piece.like.device)
@@ -214,7 +213,7 @@ class OffloadedAdam(torch.optim.Optimizer):
         return gradient, work.wait if work is not None else lambda: None
 
     def _update(self, piece: _Piece, buffer: torch.Tensor, summed: torch.Tensor | None) -> None:
-        """`buffer`: exp_avg, exp_avg_sq, a row for gradients, and perhaps masters."""
+        """Update a piece. `buffer`: exp_avg, exp_avg_sq, a row for gradients, and masters if there are any."""
         for part in piece.slices:
             if not self._has_gradient(part):
                 continue
@@ -242,7 +241,7 @@ class OffloadedAdam(torch.optim.Optimizer):
 
 
 def _on_host(rows: int, count: int, device: torch.device, folder: str | None) -> torch.Tensor:
-    """float32 zeros."""
+    """Zeros on the host, float32[rows, count]."""
     if device.type == "cuda":
         return torch.zeros((rows, count), pin_memory=True)
     if not count:
@@ -253,7 +252,7 @@ def _on_host(rows: int, count: int, device: torch.device, folder: str | None) ->
 
 
 def _pieces(group: int, parameters: list[nn.Parameter], host: torch.Tensor, most: int) -> Iterator[_Piece]:
-    """Equal ones, but for the last, of the parameters one after the other."""
+    """Divide the concatenated parameters into pieces of equal size, except for the last."""
     count = host.shape[1]
     size = math.ceil(count / math.ceil(count / most)) if count else 0
     starts, first = [], 0
@@ -271,7 +270,7 @@ def _pieces(group: int, parameters: list[nn.Parameter], host: torch.Tensor, most
 
 
 def _so_far(device: torch.device) -> torch.cuda.Event | None:
-    """What this thread's stream has been given, on CUDA."""
+    """Event after all work queued on this thread's current stream, on CUDA."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
@@ -282,7 +281,7 @@ def _load(
     before: torch.cuda.Event | None,
     stream: torch.cuda.Stream | None,
 ) -> torch.Tensor:
-    """A piece's states, into `buffer`, whose last ones were `stored` behind their update."""
+    """Load a piece's states into `buffer`, whose previous piece must have been `stored`."""
     if stored is not None:
         stored.result()
     with _on_stream(stream, before):
@@ -300,13 +299,14 @@ def _store(
 
 
 def _state_rows(buffer: torch.Tensor) -> list[torch.Tensor]:
-    """All but the one for gradients."""
+    """All rows except the one for gradients."""
     return [row for number, row in enumerate(buffer) if number != 2]
 
 
 @contextlib.contextmanager
 def _on_stream(stream: torch.cuda.Stream | None, before: torch.cuda.Event | None) -> Iterator[None]:
-    """On CUDA, what is inside runs beside other streams, once `before` is done, and has ended on leaving."""
+    """On CUDA, run the context on `stream`, concurrently with other streams but after `before`, and synchronize at its
+    end."""
     if stream is None:
         yield
         return

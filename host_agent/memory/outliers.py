@@ -1,8 +1,8 @@
-"""Outliers of a saved vector, kept apart from the rest, exactly: masks put -10,000 or the least float that there is
-among logits of 5, and a bound or a scale that is made for both is too large for the logits.
+"""Outliers of a saved vector, stored separately and losslessly: masked logits contain -10,000 or the lowest float among
+values of 5, and a bound or a scale for both is too large for the logits.
 
-Outliers are infinities, NaN, and what lies beyond a gap: no magnitude in `GAP` octaves, and above it nothing below
-2^`BEYOND`. Where the density of magnitudes is smooth, the odds of such a gap above n elements are less than e^(-7n).
+Outliers are infinities, NaN, and magnitudes beyond a gap: no magnitude in `GAP` octaves, and all above it at least
+2^`BEYOND`. If the density of magnitudes is smooth, the probability of such a gap above n elements is less than e^(-7n).
 """
 
 import functools
@@ -19,25 +19,26 @@ from host_agent.memory.parts import StoredVector, parts_of
 from switchml.runtime.jit import compile_once, kernel
 
 GAP = 3
-"""Octaves without an element."""
+"""Width of the gap in octaves without an element."""
 BEYOND = 4
-"""Less than 2^4 is no outlier: errors of the rest, a share of 1 at most, are small beside it."""
+"""Magnitudes below 2^4 are not outliers: errors of the rest, at most a share of 1, are small relative to them."""
 FEWEST = 8
-"""Elements below a gap: a few may be small by chance."""
+"""Minimum number of elements below a gap: a few may be small by chance."""
 _BIAS, _ODD = 127, 255
-"""Of float32's exponents; that of infinities and NaN."""
+"""Bias of float32's exponents; exponent of infinities and NaN."""
 
 
 @dataclass(frozen=True)
 class Outliers(StoredVector):
-    """`mask`: bool[n], where they are. `values`: theirs, in order, or one that all have."""
+    """Outliers of a vector. `mask`: bool[n], their positions. `values`: their values, in order, or the one that all
+    have."""
 
     mask: Bits
     values: torch.Tensor
     count: int
 
     def put(self, vector: torch.Tensor) -> torch.Tensor:
-        """Write them where they were."""
+        """Write the outliers to their positions."""
         where = device_bits.places(self.mask.restore(), self.count)
         return vector.index_copy_(0, where, self.values.expand(self.count))
 
@@ -47,7 +48,7 @@ class Outliers(StoredVector):
 
 @dataclass(frozen=True)
 class WithOutliers(StoredVector):
-    """A vector of which `rest` has all but the outliers."""
+    """A vector whose outliers are separate from the `rest`."""
 
     rest: CompressedTensor
     outliers: Outliers
@@ -60,8 +61,8 @@ class WithOutliers(StoredVector):
 
 
 def apart(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], tuple[torch.Tensor, Outliers | None]]:
-    """A coroutine (`codecs.py`): of floats, contiguous, the rest, with zeros in the outliers' place, and the outliers.
-    The vector itself and None, if there are none."""
+    """Coroutine (`codecs.py`) that separates the outliers of a contiguous vector of floats: the rest, with zeros at
+    their positions, and the outliers. Returns the vector itself and None if there are none."""
     limit = _limit((yield _octaves(vector)))
     if limit is None:
         return vector, None
@@ -75,7 +76,7 @@ def apart(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], tuple[torc
 
 
 def _limit(counts: list[int]) -> float | None:
-    """What outliers are not below; None, if there are none. `counts`: elements of each exponent of float32."""
+    """Minimum magnitude of outliers; None if there are none. `counts`: elements of each exponent of float32."""
     below = empty = 0
     for exponent in range(1, _ODD):
         if not counts[exponent]:
@@ -89,7 +90,7 @@ def _limit(counts: list[int]) -> float | None:
 
 
 def _octaves(vector: torch.Tensor) -> torch.Tensor:
-    """int64[256]: how many elements have each exponent of float32; the first counts zeros and denormals."""
+    """int64[256]: number of elements with each exponent of float32; the first counts zeros and denormals."""
     if vector.is_cuda:
         return _octaves_on_device(vector)
     _ready()
@@ -111,8 +112,8 @@ def _ready() -> None:
 
 @kernel
 def _count(bits: np.ndarray, counts: np.ndarray) -> None:
-    """Add float32's exponents to counts, int64[256]. Four tables: neighbours of one exponent need not wait for each
-    other."""
+    """Add the number of each float32 exponent to counts, int64[256]. Four tables, since consecutive elements with equal
+    exponents would otherwise wait for each other."""
     tables = np.zeros((4, 256), np.int64)
     whole = bits.size // 4 * 4
     for i in range(0, whole, 4):

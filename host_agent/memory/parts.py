@@ -1,18 +1,19 @@
-"""How much of a vector is worked on at a time, which bounds what compressing takes besides, and what it comes to."""
+"""Division of vectors into parts, which bounds the temporary memory of compression, and the base class of compressed
+vectors."""
 
 from collections.abc import Sequence
 
 import torch
 
 ON_CPU, ON_DEVICE = 1 << 16, 1 << 24
-"""Elements. A CPU's core has so many in its cache; a GPU needs many to be busy."""
+"""Number of elements of a part: as many as fit the cache of a CPU core, or keep a GPU busy."""
 
 
 class StoredVector:
-    """A compressed vector that consists of tensors on the vector's own device."""
+    """A compressed vector that consists of tensors on the original vector's device."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """All of them."""
+        """All tensors that it consists of."""
         raise NotImplementedError
 
     @property
@@ -21,7 +22,7 @@ class StoredVector:
 
 
 def part_of(tensor: torch.Tensor) -> int:
-    """Elements of a part of it."""
+    """Number of elements of a part of this tensor."""
     return ON_DEVICE if tensor.is_cuda else ON_CPU
 
 

@@ -1,7 +1,7 @@
-"""`pruned`: a model with most weights at zero, kept dense for its products; gradients, master weights and moments are
-those of the weights that are left, and all-reduces carry no others (SAMO: Singh and Bhatele, IPDPS 2023)."""
+"""`pruned`: a model with most weights at zero, stored densely for its GEMMs; gradients, master weights and moments
+exist only for the remaining weights, and all-reduces transfer only those (SAMO: Singh and Bhatele, IPDPS 2023)."""
 
-# Annotations stay objects here: DDP compares a hook's with its own classes.
+# No deferred annotations here: DDP compares those of a hook with its own classes.
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,18 +16,18 @@ from host_agent.memory.adam import by_kind, check, gradient_vector, options_of, 
 from switchml.errors import ConfigError
 
 BUCKET_BYTES = 25 << 20
-"""DistributedDataParallel's default."""
+"""DistributedDataParallel's default bucket size."""
 STATES = ("exp_avg", "exp_avg_sq", "master")
 _HOOKS = WeakIdKeyDictionary()
-"""Parameter → handle of what takes its gradients: the latest optimizer's."""
+"""Parameter → handle of the hook that takes its gradients: that of the latest optimizer."""
 
 
 class Pruned:
-    """What is left of a model's weights: `pruned` makes it.
+    """The remaining weights of a pruned model, created by `pruned`.
 
-    places: parameter → int32[left], ascending: where in it, as a vector, the weights that are left are. None: all of
-        it is.
-    group: over which gradients are averaged; None in a single process.
+    places: parameter → int32[left], ascending: indices of the remaining weights in its flattened elements. None: all
+        remain.
+    group: process group over which gradients are averaged; None in a single process.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[nn.Parameter, torch.Tensor], group: dist.ProcessGroup | None):
@@ -43,12 +43,12 @@ class Pruned:
             model.register_comm_hook(self, _sum_of_what_is_left)
 
     def left(self, parameter: nn.Parameter) -> int:
-        """How many of its weights."""
+        """Number of remaining weights of a parameter."""
         places = self.places[parameter]
         return parameter.numel() if places is None else places.numel()
 
     def stats(self) -> dict[str, float]:
-        """`parameters` that are trained, `left` of them, and `index_bytes`, which say where those are."""
+        """`parameters` that are trained, `left` of them, and `index_bytes`, the size of the indices."""
         indices = [places.nbytes for places in self.places.values() if places is not None]
         return {
             "parameters": float(sum(parameter.numel() for parameter in self.places)),
@@ -58,7 +58,7 @@ class Pruned:
 
     @torch.no_grad()
     def clear(self) -> None:
-        """The weights that are not left become zero, as after loading others into the model."""
+        """Set the pruned weights to zero, for example after loading others into the model."""
         for parameter, places in self.places.items():
             if places is not None:
                 whole = vector(parameter)
@@ -73,17 +73,17 @@ def pruned(
     masks: Mapping[str, torch.Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Pruned:
-    """Set the share of the weights that are smallest to zero, of each tensor with two or more dimensions, and keep them
-    there; biases and normalization stay whole. `PrunedAdam` then trains what is left.
+    """Set the share of the weights with the smallest magnitudes to zero, in each tensor with two or more dimensions,
+    and keep them there; biases and normalization are not pruned. `PrunedAdam` then trains the remaining weights.
 
-    masks: parameter's name → bool tensor of its shape, true where weights stay, for tensors that are to be pruned in
-        another way; `share` is for the others.
-    group: whose ranks train together; by default the default process group, where there is one. Its first rank's
-        weights and masks are everybody's.
+    masks: parameter's name → bool tensor of its shape, true for remaining weights, for tensors to be pruned
+        differently; `share` applies to the others.
+    group: process group that trains together; by default the default process group, if there is one. Its first rank's
+        weights and masks are broadcast.
 
-    A model in DistributedDataParallel gets a communication hook, so that its all-reduces carry what is left: wrap it
-    before, and leave `group` to it. Gradients stay dense then, in DDP's buckets; otherwise `PrunedAdam` compresses each
-    as soon as it is there, and sums them in its step.
+    A model in DistributedDataParallel gets a communication hook, so that its all-reduces transfer only the remaining
+    gradients: wrap it before, and do not pass `group`. Gradients stay dense then, in DDP's buckets; otherwise
+    `PrunedAdam` compresses each as soon as it is computed, and sums them in its step.
 
     Raises ConfigError, UnsupportedTensor."""
     if not 0 <= share < 1:
@@ -123,21 +123,20 @@ def pruned(
 
 
 class PrunedAdam(torch.optim.Optimizer):
-    """AdamW for what `pruned` has left: moments, master weights of parameters in half precision, and gradients are
-    vectors of it. `params`: parameters or groups of them, by default all.
+    """AdamW for the weights that `pruned` has left: moments, master weights of half-precision parameters, and gradients
+    are vectors of these only. `params`: parameters or groups of them, by default all.
 
-    With weights in half precision it takes 2 φ + 24 (1 − p) φ bytes with gradients (SAMO's formula) if one bucket has
-    all gradients; else 2 φ + 18 (1 − p) φ and 6 for each of a bucket of `bucket_bytes`.
+    With half-precision weights it takes 2 φ + 24 (1 − p) φ bytes including gradients (SAMO's formula) if one bucket has
+    all gradients; else 2 φ + 18 (1 − p) φ and 6 for each in a bucket of `bucket_bytes`.
 
-    Gradients are averaged over the group in `step`, bucket by bucket, while the bucket before is updated; not in
+    Gradients are averaged over the group in `step`, bucket by bucket, while the previous bucket is updated; not in
     DistributedDataParallel, which does so itself. A parameter without a gradient counts as zeros. `.grad` is None
-    between backward and `step`, so what clips gradients finds none.
+    between backward and `step`, so gradient clipping has no effect.
 
-    Half-precision weights that something else writes between steps, as `load_state_dict` does, become their masters.
+    Half-precision weights changed by other code between steps, such as `load_state_dict`, are copied to their masters.
+    On a CPU, without pruning, results are bitwise equal to those of torch.optim.AdamW.
 
-    On a CPU, where nothing is pruned, results have the bits of torch.optim.AdamW.
-
-    Raises ConfigError; `step` raises what all-reduces raise, and some parameters are a step ahead then."""
+    Raises ConfigError; `step` raises what all-reduces raise, after which some parameters are a step ahead."""
 
     def __init__(
         self,
@@ -157,12 +156,12 @@ class PrunedAdam(torch.optim.Optimizer):
         super().__init__(list(states.places) if params is None else params, options_of(lr, betas, eps, weight_decay))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises ConfigError for parameters of another model, or frozen ones."""
+        """Add a group. Raises ConfigError for parameters of another model, or frozen ones."""
         super().add_param_group(param_group)
         number = len(self.param_groups) - 1
         if not all(parameter in self._pruned.places for parameter in self.param_groups[-1]["params"]):
             raise ConfigError("params: expected parameters of the model that was pruned, with requires_grad")
-        last_first = reversed(self.param_groups[-1]["params"])  # the last layers' gradients are there first
+        last_first = reversed(self.param_groups[-1]["params"])  # the last layers' gradients are computed first
         for parameters in by_kind(last_first).values():
             buckets = _divided(parameters, self._pruned, self._bucket_bytes)
             self._buckets += [_Bucket(number, each, self._pruned) for each in buckets]
@@ -175,7 +174,7 @@ class PrunedAdam(torch.optim.Optimizer):
                         self.state[parameter]["index"] = index
                     if not self._pruned.is_ddp:
                         if (old := _HOOKS.get(parameter)) is not None:
-                            old.remove()  # an earlier optimizer's
+                            old.remove()  # that of an earlier optimizer
                         _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(bucket.take)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -184,8 +183,8 @@ class PrunedAdam(torch.optim.Optimizer):
             bucket.there.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """With the indices that were saved, in place of the model's; weights outside them become zero. Raises
-        ConfigError if they are of another model, or of another share."""
+        """Load states including the saved indices, which replace the model's; weights outside them are set to zero.
+        Raises ConfigError if they are of another model, or of another share."""
         restored(self, state_dict, ("step", "index", *STATES))
         mine = dict(self.state)
         super().load_state_dict({**state_dict, "state": {}})
@@ -194,7 +193,7 @@ class PrunedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of AdamW on what is left."""
+        """One step of AdamW on the remaining weights."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -218,8 +217,8 @@ class PrunedAdam(torch.optim.Optimizer):
 
 
 class _Bucket:
-    """Some parameters of one group, dtype and device. Vectors of what is left of them, one after the other: `parts`
-    says where. `there`: those that have a gradient since the last `zero_grad`."""
+    """Some parameters of one group, dtype and device, as concatenated vectors of their remaining weights: `parts` has
+    the slices. `there`: parameters that have received a gradient since the last `zero_grad`."""
 
     def __init__(self, group: int, parameters: Iterable[nn.Parameter], states: Pruned):
         self.group, self._pruned = group, states
@@ -237,14 +236,14 @@ class _Bucket:
             self._gather(self.states["master"])
 
     def take(self, parameter: nn.Parameter) -> None:
-        """After a backward pass: its gradient, in compressed form."""
+        """After a backward pass: store a parameter's gradient in compressed form."""
         if parameter.grad is not None:
             self.write(parameter)
             parameter.grad = None
 
     @torch.no_grad()
     def write(self, parameter: nn.Parameter) -> None:
-        """`.grad` is added to what is there."""
+        """Add `.grad` to the stored gradient."""
         places, mine = self._pruned.places[parameter], self._gradient[self.parts[parameter]]
         found = gradient_vector(parameter)
         if parameter in self.there:
@@ -256,7 +255,7 @@ class _Bucket:
         self.there.add(parameter)
 
     def reduce(self, group: dist.ProcessGroup | None) -> dist.Work | None:
-        """Begins the gradients' mean over the group."""
+        """Start to average the gradients over the group."""
         for parameter, place in self.parts.items():
             if parameter not in self.there:
                 self._gradient[place].zero_()
@@ -267,7 +266,7 @@ class _Bucket:
         return work
 
     def update(self, step: int, options: dict[str, Any]) -> None:
-        """By the gradients; they are used up."""
+        """Update the weights; overwrites the gradients."""
         is_half = "master" in self.states
         if is_half:
             for parameter, place in self.parts.items():
@@ -285,13 +284,13 @@ class _Bucket:
                 vector(parameter).index_put_((places,), weights[place])
 
     def _gather(self, weights: torch.Tensor) -> torch.Tensor:
-        """The parameters' own weights."""
+        """Fill a vector with the parameters' current remaining weights."""
         for parameter, place in self.parts.items():
             weights[place] = self._weights(parameter)
         return weights
 
     def _weights(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Those that are left."""
+        """The remaining weights of a parameter."""
         places = self._pruned.places[parameter]
         return vector(parameter) if places is None else vector(parameter).index_select(0, places)
 
@@ -301,7 +300,7 @@ def _module(model: nn.Module) -> nn.Module:
 
 
 def _largest(parameter: nn.Parameter, share: float) -> torch.Tensor:
-    """bool[elements], true for all but the share of smallest magnitude; of equal ones the first stay."""
+    """bool[elements], false for the share of smallest magnitude; among equal ones the first remain."""
     magnitudes = vector(parameter).abs()
     left = max(1, parameter.numel() - round(share * parameter.numel()))
     order = torch.argsort(magnitudes, descending=True, stable=True)[:left]
@@ -309,7 +308,7 @@ def _largest(parameter: nn.Parameter, share: float) -> torch.Tensor:
 
 
 def _agreed(parameter: nn.Parameter, mask: torch.Tensor | None, group: dist.ProcessGroup | None) -> torch.Tensor | None:
-    """int32 indices by the first rank's mask."""
+    """int32 indices of the remaining weights according to the first rank's mask; None if all remain."""
     if mask is None:
         return None
     if group is not None:
@@ -321,7 +320,7 @@ def _agreed(parameter: nn.Parameter, mask: torch.Tensor | None, group: dist.Proc
 
 
 def _divided(parameters: list[nn.Parameter], states: Pruned, bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """In order, into buckets of at most so many bytes of gradients, or of a single one."""
+    """Divide parameters, in order, into buckets of at most `bucket_bytes` of gradients, or of a single parameter."""
     buckets: list[list[nn.Parameter]] = []
     free = 0
     for parameter in parameters:
@@ -335,7 +334,8 @@ def _divided(parameters: list[nn.Parameter], states: Pruned, bucket_bytes: int) 
 
 
 def _sum_of_what_is_left(states: Pruned, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DistributedDataParallel's hook: the mean of what is left; the rest of the bucket becomes zero."""
+    """DistributedDataParallel's communication hook: averages the remaining gradients; the rest of the bucket is set to
+    zero."""
     buffer = bucket.buffer()
     parameters: list[Any] = bucket.parameters()
     places = [states.places[parameter] for parameter in parameters]
@@ -347,7 +347,7 @@ def _sum_of_what_is_left(states: Pruned, bucket: dist.GradBucket) -> torch.futur
     work = dist.all_reduce(compact, group=states.group, async_op=True)
 
     def spread(done: torch.futures.Future[Any]) -> torch.Tensor:
-        done.value()  # raises what the all-reduce has
+        done.value()  # raises the error of the all-reduce
         if compact is not buffer:
             buffer.zero_()
             sizes = [g.numel() if at is None else at.numel() for g, at in zip(gradients, places, strict=True)]

@@ -1,6 +1,5 @@
-"""Tensors that autograd saves for the backward pass: which are compressed, each storage once, and how views of it come
-back. The bound of each comes from `bounds.py`, the compressed form from `codecs.py`, when it is made from
-`behind.py`."""
+"""Tensors that autograd saves for the backward pass: selection for compression, deduplication by storage, and restoring
+of views. Bounds come from `bounds.py`, the codecs from `codecs.py`, and their execution from `behind.py`."""
 
 import math
 import time
@@ -20,12 +19,13 @@ from host_agent.memory.outliers import WithOutliers, apart
 from host_agent.memory.parts import parts_of
 
 PLAIN = (torch.Tensor, nn.Parameter)
-"""Subclasses say themselves what their memory is."""
+"""Types that are compressed; subclasses define their own memory."""
 WHOLE_NUMBERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
-    """The tensor, if that is its version: torch itself does not check that where there are hooks."""
+    """Return the tensor if it has this version, else raise RuntimeError: torch itself does not check versions of
+    tensors saved with hooks."""
     if tensor._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -35,7 +35,7 @@ def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
 
 
 class RawTensor:
-    """A tensor that stays as it is."""
+    """A saved tensor that is not compressed."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor, self._version = tensor, tensor._version
@@ -46,7 +46,7 @@ class RawTensor:
 
 @dataclass(frozen=True)
 class WeightCast:
-    """What autocast makes of a weight, which is there anyway: it is made again."""
+    """Autocast's conversion of a weight, which stays in memory anyway, so that the conversion is repeated."""
 
     weight: torch.Tensor
     version: int
@@ -61,9 +61,9 @@ class WeightCast:
 
 
 class Shared:
-    """One compressed vector and its users in the graph. What was restored for one stays until the last has had it: an
+    """One compressed vector and its users in the graph. A restored vector is kept until the last user has read it: an
     activation function's output is the next layer's input. `compressed` is None while a side stream works on it, and if
-    it stays as it is."""
+    it stays uncompressed."""
 
     def __init__(self, key: Key):
         self.key = key
@@ -88,8 +88,8 @@ class Shared:
 
 
 class View:
-    """A saved tensor: a view of what `shared` restores. `is_dense`: of its elements in the order of memory; else they
-    are in the order of indices."""
+    """A saved tensor: a view of the vector restored by `shared`. `is_dense`: whether its elements are in memory order;
+    otherwise they are in index order."""
 
     def __init__(self, shared: Shared, tensor: torch.Tensor, offset: int, is_dense: bool):
         self._shared, self._offset, self._is_dense = shared, offset, is_dense
@@ -97,7 +97,7 @@ class View:
         shared.users += 1
 
     def tensor(self) -> torch.Tensor:
-        """With the size and strides that it had."""
+        """The tensor with its original size and strides."""
         vector = self._shared.restore()
         if self._is_dense:
             return vector.as_strided(self._size, self._stride, self._offset)
@@ -106,8 +106,8 @@ class View:
 
 
 class Counters:
-    """Of all tensors that were saved: bytes before and after, of those compressed and of those left as they were;
-    weights and a model's inputs, which are there anyway, are not among them. Seconds of compressing and restoring."""
+    """Totals over all saved tensors: bytes before and after, of those compressed and of those not compressed, excluding
+    weights and a model's inputs, which stay in memory anyway. Seconds of compression and restoration."""
 
     def __init__(self) -> None:
         self.tensors = self.bytes = self.compressed_bytes = self.left_bytes = 0
@@ -115,7 +115,7 @@ class Counters:
 
 
 def ratio(counters: Mapping[str, float]) -> float:
-    """All bytes before, over those after; infinite where nothing stays on the device."""
+    """All bytes before, over those after; infinite if nothing stays on the device."""
     before, after = (counters[name] + counters["left_bytes"] for name in ("bytes", "compressed_bytes"))
     return before / after if after else math.inf if before else 1.0
 
@@ -123,7 +123,8 @@ def ratio(counters: Mapping[str, float]) -> float:
 class SavedTensors:
     """The pair of hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
-    `anyway`: `_cdata` of storages that are in memory anyway. `weights`: of the layer at work, which autocast casts.
+    `anyway`: `_cdata` of storages that stay in memory anyway. `weights`: of the current layer, which autocast may
+    convert.
     """
 
     def __init__(self, codec: Codec, least_bytes: int, bounds: Fixed | Measured):
@@ -135,30 +136,30 @@ class SavedTensors:
         self._seen: dict[int, tuple[StorageWeakRef, dict[Any, Shared | None]]] = {}
 
     def forget(self) -> None:
-        """A forward pass has ended: no more views of its storages come."""
+        """End of a forward pass: no more views of its storages will be saved."""
         self._seen.clear()
         self.anyway.clear()
         self.weights = []
 
     def counters(self) -> Counters:
-        """Of all so far; waits for what is under way."""
+        """Totals so far; waits for compressions in progress."""
         for side in self._sides.values():
             side.finish()
         return self._counters
 
     def pack(self, tensor: torch.Tensor) -> View | RawTensor:
-        """The hook for saving: a View, or the tensor as it is."""
+        """Hook for saving: returns a View, or the tensor uncompressed."""
         if not is_plain(tensor):
             return RawTensor(tensor)
         storage = tensor.untyped_storage()
         if storage._cdata in self.anyway:
             return RawTensor(tensor)
-        # The reference keeps the address from being taken by another storage while this one's entry exists.
+        # The weak reference keeps the address from being reused by another storage while this entry exists.
         _, views = self._seen.setdefault(storage._cdata, (StorageWeakRef(storage), {}))
         is_whole = tensor.numel() * tensor.element_size() >= storage.nbytes()
         state = (tensor.dtype, tensor._version)
         if not is_whole and views.get((*state, ())) is not None:
-            is_whole = True  # a part of what is compressed as a whole
+            is_whole = True  # part of a storage that is compressed as a whole
         key = (*state, () if is_whole else (tensor.storage_offset(), tensor.size(), tensor.stride()))
         is_dense = is_whole or fills_its_memory(tensor)
         if key not in views:
@@ -172,7 +173,7 @@ class SavedTensors:
         return View(shared, tensor, int(tensor.storage_offset()) if is_whole else 0, is_dense)
 
     def unpack(self, packed: View | RawTensor) -> torch.Tensor:
-        """The hook for backward."""
+        """Hook for the backward pass."""
         if isinstance(packed, RawTensor):
             return packed.tensor()
         started = time.perf_counter()
@@ -182,7 +183,7 @@ class SavedTensors:
         return tensor
 
     def _compressed(self, vector: torch.Tensor) -> Shared | None:
-        """None: the vector stays as it is."""
+        """Compress a vector; None if it stays uncompressed."""
         counters, size = self._counters, vector.nbytes
         if size < self._least_bytes or vector.dtype not in FLOATS + WHOLE_NUMBERS:
             counters.left_bytes += size
@@ -206,7 +207,7 @@ class SavedTensors:
         return shared if vector.is_cuda or shared.compressed is not None else None
 
     def _compression(self, vector: torch.Tensor, key: Key | None) -> Compression:
-        """`key`: of its bound, if it needs one."""
+        """Coroutine that compresses a vector. `key`: that of its bound, if it needs one."""
         for weight in self.weights:
             if _may_be_cast(weight, vector):
                 flat = weight.detach().as_strided((weight.numel(),), (1,))
@@ -227,7 +228,7 @@ class SavedTensors:
         return compressed if compressed is not None and compressed.nbytes < vector.nbytes else None
 
     def _count(self, compressed: CompressedTensor | None, size: int) -> bool:
-        """Whether the vector is replaced by what it was compressed to."""
+        """Update the totals; returns whether the vector is replaced by its compressed form."""
         counters = self._counters
         if compressed is None:
             counters.left_bytes += size
@@ -254,8 +255,8 @@ def _may_be_cast(weight: nn.Parameter, vector: torch.Tensor) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is dense, with memory that says what it is: no subclass, nothing that `torch.func` wraps, no view that
-    is negated or conjugated when it is read, and no tangent of forward-mode differentiation is at work."""
+    """Whether a tensor is dense and its memory has its values: not a subclass, not wrapped by `torch.func`, not negated
+    or conjugated lazily, and no forward-mode differentiation is active."""
     return (
         type(tensor) in PLAIN
         and has_storage(tensor)
@@ -265,7 +266,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether it is strided in the memory of a device, of which there is one for each tensor and its views."""
+    """Whether a tensor is strided in device memory, with one storage for the tensor and its views."""
     return (
         tensor.device.type in ("cpu", "cuda")
         and tensor.layout == torch.strided
@@ -274,7 +275,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 def fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether its elements are neighbours in memory, in whatever order of dimensions."""
+    """Whether a tensor's elements are contiguous in memory, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
         if size > 1:
@@ -285,8 +286,8 @@ def fills_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def _vector(tensor: torch.Tensor, storage: torch.UntypedStorage, is_whole: bool, is_dense: bool) -> torch.Tensor:
-    """Contiguous, of one dimension: the storage, or the tensor's elements; its version is the tensor's, unless it is a
-    copy."""
+    """Contiguous one-dimensional vector of the storage, or of the tensor's elements; shares the tensor's version unless
+    it is a copy."""
     if is_whole:
         return tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
     if is_dense:

@@ -1,5 +1,5 @@
-"""Error-bounded streams of a CPU's vectors, in chunks that torch's threads share: `levels`, and SZx with its zeros kept
-apart. The loops are `levels.py`'s and those of `switchml.codecs.szx`; both run without the GIL."""
+"""Error-bounded encodings of vectors on a CPU, in chunks that are distributed over torch's threads: `levels`, and SZx
+with zeros stored separately. The loops are in `levels.py` and `switchml.codecs.szx`; both run without the GIL."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -16,12 +16,12 @@ from switchml.codecs.szx import Szx
 from switchml.runtime.jit import compile_once, kernel
 
 CHUNK = 1 << 18
-"""Elements that a thread compresses at a time: 1 MB, which stays in its core's cache."""
+"""Number of elements that a thread compresses at a time: 1 MB, which stays in its core's cache."""
 
 
 class Coder(Protocol):
-    """One way to write a chunk. `encode`: a part of x, float32[n], as uint8 and whatever else `decode` needs to fill
-    float32[n] so that no element is off by more than `bound`, and zeros are zeros."""
+    """An encoding of chunks. `encode`: converts a part of x, float32[n], to uint8 and further data that `decode` needs
+    to fill float32[n] so that no element is off by more than `bound`, and zeros are zeros."""
 
     def encode(self, x: np.ndarray, bound: float) -> tuple[np.ndarray, Any]: ...
     def decode(self, body: np.ndarray, extra: Any, bound: float, x: np.ndarray) -> None: ...
@@ -29,7 +29,7 @@ class Coder(Protocol):
 
 @dataclass(frozen=True)
 class Stream(StoredVector):
-    """A vector of `count` floats on the CPU, as `coder` wrote it."""
+    """A vector of `count` floats on the CPU, encoded by `coder`."""
 
     coder: Coder
     bound: float
@@ -59,7 +59,7 @@ class Stream(StoredVector):
 
 
 def write(coder: Coder, vector: torch.Tensor, bound: float) -> Stream:
-    """`vector`: floats on the CPU, contiguous."""
+    """Encode a contiguous vector of floats on the CPU."""
     parts = _each(lambda chunk: coder.encode(chunk.float().numpy(), bound), vector.split(CHUNK))
     ends = np.cumsum([part.size for part, _ in parts]).tolist()
     body = torch.empty(ends[-1], dtype=torch.uint8)
@@ -68,7 +68,7 @@ def write(coder: Coder, vector: torch.Tensor, bound: float) -> Stream:
 
 
 def _each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """The results, by as many threads as torch has for its operators."""
+    """Apply a function to items with as many threads as torch uses for its operators; returns the results."""
     items = list(items)
     threads = min(torch.get_num_threads(), len(items))
     if threads < 2:
@@ -82,8 +82,8 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 class Levels:
-    """Whole numbers of steps, in as few bits as each block of 128 needs (`levels.py`). Chunks that hold nothing but 0
-    and one magnitude, as dropout's masks do, are exact: all their errors would be one, and not average out."""
+    """Integers of quantization steps, in as few bits as each block of 128 needs (`levels.py`). Chunks of only 0 and one
+    magnitude, such as dropout's masks, are exact: all their errors would be equal, and not average out."""
 
     def __init__(self) -> None:
         x, body = np.empty(1, np.float32), np.empty(1, np.uint8)
@@ -102,7 +102,7 @@ class Levels:
 
 
 def _only_magnitude(x: np.ndarray) -> float | None:
-    """Of all elements that are not 0, if they have one."""
+    """Magnitude of all nonzero elements if they have only one, else None."""
     for some in (x[:256], x):
         magnitudes = np.abs(some)
         magnitude = magnitudes.max()
@@ -112,10 +112,10 @@ def _only_magnitude(x: np.ndarray) -> float | None:
 
 
 class SzxOfOthers:
-    """A bit for each element that says whether it is zero, if any is, and the SZx stream of the others.
+    """A bit per element that tells whether it is nonzero, if any is zero, and the SZx stream of the others.
 
-    SZx by itself would move zeros by up to the bound. Restored elements are at least the least one that was written:
-    what was positive stays so, as a ReLU's derivative needs it.
+    SZx by itself would change zeros by up to the bound. Restored elements are at least the lowest one encoded, so that
+    positive ones stay positive, as a ReLU's derivative requires.
     """
 
     def encode(self, x: np.ndarray, bound: float) -> tuple[np.ndarray, Any]:
@@ -143,7 +143,7 @@ class SzxOfOthers:
 
 @kernel
 def _without_zeros(x: np.ndarray, bitmap: np.ndarray, others: np.ndarray) -> int:
-    """Write the elements of x that are not 0 to `others`, and their places to the bitmap; their count."""
+    """Write the nonzero elements of x to `others`, and their positions to the bitmap; returns their number."""
     count = 0
     for i in range(x.size):
         some = x[i] != 0
@@ -155,7 +155,7 @@ def _without_zeros(x: np.ndarray, bitmap: np.ndarray, others: np.ndarray) -> int
 
 @kernel
 def _with_zeros(others: np.ndarray, bitmap: np.ndarray, x: np.ndarray) -> None:
-    """What `_without_zeros` took apart."""
+    """Inverse of `_without_zeros`."""
     at = 0
     for i in range(x.size):
         some = (bitmap[i >> 3] >> (i & 7)) & 1

@@ -1,4 +1,5 @@
-"""Counts what torch's tensors hold, on any device: a storage from the operator that returns it until it is freed."""
+"""Memory accounting of torch's tensors, on any device: counts a storage from the operator that returns it until it is
+freed."""
 
 import weakref
 from typing import Any
@@ -9,8 +10,8 @@ from torch.utils._pytree import tree_iter
 
 
 class Tracker(TorchDispatchMode):
-    """While it is active, `now` is the bytes of live storages that operators returned, `peak` the most of them.
-    Temporaries inside an operator's kernel are not seen."""
+    """While active, `now` is the number of bytes of live storages returned by operators, `peak` its maximum.
+    Temporaries inside an operator's kernel are not counted."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it

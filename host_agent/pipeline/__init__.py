@@ -1,4 +1,4 @@
-"""Training whose stages of a model are on different ranks: message-driven pipelines (AxoNN, IPDPS 2022)."""
+"""Pipeline-parallel training with a model's stages on different ranks: message-driven pipelines (AxoNN, IPDPS 2022)."""
 
 from switchml import lazy
 

@@ -1,4 +1,4 @@
-"""Gradients of a stage's replicas, summed in buckets while other stages are still at work."""
+"""Gradients of a stage's replicas, all-reduced in buckets while other stages still compute."""
 
 from collections.abc import Iterable
 
@@ -7,13 +7,13 @@ import torch.distributed as dist
 from torch import nn
 
 BUCKET_BYTES = 25 << 20
-"""DistributedDataParallel's default."""
+"""DistributedDataParallel's default bucket size."""
 
 
 class GradientBuckets:
     """All-reduces of the gradients of `parameters` over `group`: their mean with `mean`, else their sum.
 
-    A bucket has gradients of one dtype, the last layers' first, at most `bucket_bytes` or a single gradient. A
+    A bucket has gradients of one dtype, the last layers' first, of at most `bucket_bytes` or a single gradient. A
     parameter without a gradient counts as zeros, since another replica may have one."""
 
     def __init__(
@@ -39,7 +39,7 @@ class GradientBuckets:
             free[dtype] -= parameter.nbytes
 
     def launch(self) -> None:
-        """Begin to sum what is in `.grad` of all parameters."""
+        """Start to reduce the `.grad` of all parameters."""
         for bucket in self._buckets:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -47,7 +47,7 @@ class GradientBuckets:
             self._under_way.append((bucket, flat, work))
 
     def wait(self) -> None:
-        """Until `.grad` has the results. Raises what the all-reduces raise."""
+        """Wait until `.grad` has the results. Raises what the all-reduces raise."""
         while self._under_way:
             bucket, flat, work = self._under_way.pop(0)
             if work is not None:

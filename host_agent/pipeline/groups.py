@@ -1,6 +1,6 @@
-"""Who is who where every stage of a model has as many ranks: rank = stage * replicas + replica, which is the emulator's
-numbering. A pipeline's ranks hand each other micro-batches over Gloo, which has messages between two ranks; ranks of
-one stage sum gradients over the backend of the default group."""
+"""Rank numbering and process groups for models whose stages all have the same number of ranks: rank = stage * replicas
++ replica, as in the emulator. A pipeline's ranks exchange micro-batches over Gloo, which has point-to-point messages;
+ranks of one stage sum gradients over the backend of the default group."""
 
 from dataclasses import dataclass
 
@@ -11,20 +11,20 @@ from switchml.errors import ConfigError
 
 @dataclass(frozen=True)
 class PipelineGroups:
-    """This rank's place: `stage` of `stages`, `replica` of `replicas`."""
+    """This rank's position: `stage` of `stages`, `replica` of `replicas`."""
 
     stage: int
     stages: int
     replica: int
     replicas: int
     messages: dist.ProcessGroup
-    """The ranks of this pipeline, by stage."""
+    """Group of the ranks of this pipeline, by stage."""
     data: dist.ProcessGroup | None
-    """The ranks with the same stage, by replica; None if this is the only one."""
+    """Group of the ranks with the same stage, by replica; None if there is only one replica."""
 
 
 def pipeline_groups(stages: int) -> PipelineGroups:
-    """Groups of the default process group's ranks; all of them must call this.
+    """Create groups of the default process group's ranks; all of them must call this.
 
     Raises ConfigError if they cannot be divided by `stages`."""
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -32,7 +32,7 @@ def pipeline_groups(stages: int) -> PipelineGroups:
         raise ConfigError(f"{stages} stages for {size} ranks: every stage needs as many ranks")
     replicas = size // stages
     stage, replica = divmod(rank, replicas)
-    # Every rank makes every group, as torch requires.
+    # Every rank creates every group, as torch requires.
     pipelines = [dist.new_group([s * replicas + i for s in range(stages)], backend="gloo") for i in range(replicas)]
     data = (
         [dist.new_group([s * replicas + i for i in range(replicas)]) for s in range(stages)] if replicas > 1 else None

@@ -13,12 +13,12 @@ from switchml.errors import ConfigError
 
 
 class ScheduleMessageDriven(PipelineScheduleSingle):
-    """Message-driven: a rank runs the forward or backward pass of whichever micro-batch has arrived.
+    """Message-driven schedule: a rank runs the forward or backward pass of whichever micro-batch has arrived.
 
-    The first stage lets `in_flight` micro-batches in, by default as many as there are stages, and another for each
-    whose gradients have come back (axonn/inter_layer.py). So no stage keeps activations of more than that many.
-    Otherwise used as torch's `ScheduleGPipe` and `Schedule1F1B` are, with the same arguments. Raises ConfigError for an
-    `in_flight` below 1, and if this torch's stages are older than 2.13's.
+    The first stage starts `in_flight` micro-batches, by default as many as there are stages, and another one for each
+    whose gradients have returned (axonn/inter_layer.py). So no stage holds activations of more than that many.
+    Otherwise used like torch's `ScheduleGPipe` and `Schedule1F1B`, with the same arguments. Raises ConfigError for an
+    `in_flight` below 1, and if torch's stages are older than those of 2.13.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         stage, count, trains = self._stage, self._n_microbatches, self._has_backward
-        base: Any = self  # whose methods have no types
+        base: Any = self  # its methods have no types
         arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         base._initialize_stage(arg_mbs[0], kwarg_mbs[0], target_mbs[0] if target_mbs else None, loss_kwargs)
         for micro_batch in range(count):
@@ -60,7 +60,7 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
                 inbox.put(FORWARD, micro_batch)
         else:
             inbox.receive(FORWARD, count, self._receive_activations)
-        # Gradients come from the next stage, unless this is the last one or nothing before it learns.
+        # Gradients come from the next stage, unless this is the last one or no earlier stage is trained.
         waits = trains and any(info.tensor_meta is not None for info in stage.grad_recv_info[0])
         if waits:
             inbox.receive(BACKWARD, count, self._receive_gradients)
@@ -99,7 +99,7 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
         self._allocate(self._stage.grad_recv_info[micro_batch])
         receive(self._stage.get_bwd_recv_ops(micro_batch), micro_batch, BACKWARD)
 
-    # torch's stages have memory for all micro-batches' messages at once; these keep it only for those in flight.
+    # torch's stages allocate memory for all micro-batches' messages at once; these only for those in flight.
 
     def _allocate(self, infos: tuple[Any, ...]) -> None:
         for info in infos:

@@ -1,8 +1,8 @@
-"""What stages of a pipeline send each other: a micro-batch's activations forward, their gradients backward.
+"""Messages between the stages of a pipeline: a micro-batch's activations forward, their gradients backward.
 
-A rank acts on whichever message has come, so one thread for each neighbour waits for the next message from there and
-puts it into the inbox; waiting costs no processor time. Gloo moves data only once the receiver has asked for it, so
-that thread asks for the next message as soon as one has come, while the stage computes.
+A rank processes messages in order of arrival, so one thread per neighbor waits for its next message and puts it into
+the inbox; waiting takes no processor time. Gloo moves data only once the receiver has posted a receive, so that thread
+posts the next one as soon as a message has arrived, while the stage computes.
 """
 
 import queue
@@ -15,13 +15,14 @@ import torch.distributed as dist
 from switchml.errors import PeerLost
 
 BACKWARD, FORWARD = 0, 1
-"""Of several messages that have come, a backward pass goes first: it frees memory and lets another micro-batch in."""
+"""Directions by priority: of several messages received, a backward pass runs first, since it frees memory and lets
+another micro-batch start."""
 NAMES = {BACKWARD: "gradients", FORWARD: "activations"}
 _FAILED = -1
 
 
 class Inbox:
-    """Micro-batches that have come to a stage and are still to be passed through it."""
+    """Micro-batches that have arrived at a stage and are still to be processed."""
 
     def __init__(self) -> None:
         self._waiting: queue.PriorityQueue[tuple[int, int]] = queue.PriorityQueue()
@@ -48,7 +49,7 @@ class Inbox:
         self._threads.append(thread)
 
     def take(self) -> tuple[int, int]:
-        """Wait for a message; its direction and micro-batch. Raises what `receive` raised."""
+        """Wait for a message; returns its direction and micro-batch. Raises what `receive` raised."""
         direction, micro_batch = self._waiting.get()
         if direction == _FAILED:
             assert self._failure is not None
@@ -56,18 +57,18 @@ class Inbox:
         return direction, micro_batch
 
     def close(self) -> None:
-        """Once all has been taken: the threads end."""
+        """Join the threads, once all messages have been taken."""
         for thread in self._threads:
             thread.join()
 
 
 def receive(ops: Sequence[dist.P2POp], micro_batch: int, direction: int) -> None:
-    """Wait until a micro-batch's tensors are in the memory of `ops`, which torch's stage has made.
+    """Wait until a micro-batch's tensors have been received into the memory of `ops`, allocated by torch's stage.
 
-    Raises PeerLost if the sender is gone or silent for longer than the group's timeout."""
+    Raises PeerLost if the sender is lost or silent for longer than the group's timeout."""
     works = [
         (op, dist.irecv(op.tensor, group=op.group, tag=micro_batch, group_src=op.group_peer)) for op in ops
-    ]  # one tag for a message's tensors: they arrive in order
+    ]  # one tag for all tensors of a message: they arrive in order
     for op, work in works:
         try:
             if work is not None:
@@ -78,7 +79,7 @@ def receive(ops: Sequence[dist.P2POp], micro_batch: int, direction: int) -> None
 
 
 class Outbox:
-    """Messages under way. At most `limit` are kept: with more, sending waits for the oldest."""
+    """Messages being sent. With more than `limit`, sending waits for the oldest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -93,7 +94,7 @@ class Outbox:
             self._wait()
 
     def wait(self) -> None:
-        """Until everything has been sent. Raises PeerLost."""
+        """Wait until everything has been sent. Raises PeerLost."""
         while self._works:
             self._wait()
 

@@ -19,34 +19,33 @@ MESSAGE_DRIVEN, ONE_F_ONE_B, GPIPE = "message-driven", "1f1b", "gpipe"
 SCHEDULES = (MESSAGE_DRIVEN, ONE_F_ONE_B, GPIPE)
 REDUCTIONS = ("mean", "sum")
 _NO_SAMPLES = -(1 << 62)
-"""Of a stage that gets no tensor but from the one before."""
+"""Value for a stage whose only tensors come from the previous stage."""
 
 
 class Pipeline:
-    """One rank's stage of a model, and the schedule by which micro-batches pass through all of them.
+    """One rank's stage of a model, and the schedule of micro-batches through all stages.
 
         pipeline = Pipeline([nn.Sequential(*layers[:4]), nn.Sequential(*layers[4:])], 8, nn.CrossEntropyLoss())
         optimizer = torch.optim.SGD(pipeline.module.parameters(), lr=0.1)
         for images, labels in batches:
             optimizer.zero_grad()
-            loss = pipeline.step(images, target=labels)  # the last stage's; None elsewhere
+            loss = pipeline.step(images, target=labels)  # on the last stage; None elsewhere
             optimizer.step()
 
     stages: the model's parts in order, all on every rank, of which this rank keeps its own; or this rank's stage, as
-        `torch.distributed.pipelining` makes it from a part (`PipelineStage`) or from a traced model (`build_stage`).
-        Ranks are numbered as `pipeline_groups` says.
-    micro_batches: into how many a batch is divided, along dimension 0.
-    loss: of the last stage's output and a micro-batch's target, a scalar.
+        `torch.distributed.pipelining` creates it from a part (`PipelineStage`) or from a traced model (`build_stage`).
+        Ranks are numbered as in `pipeline_groups`.
+    micro_batches: number of micro-batches into which a batch is divided, along dimension 0.
+    loss: function of the last stage's output and a micro-batch's target, returns a scalar.
     reduction: "mean" if `loss` is a mean over samples, "sum" if it is a sum. Gradients are those of the whole batch,
-        and the mean over replicas or the sum of them.
-    schedule: "message-driven" (ScheduleMessageDriven), or "1f1b" or "gpipe", which are torch's.
-    groups: this rank's place. By default, for parts, what `pipeline_groups` makes; for a stage of torch's there are
-        no replicas without it.
-    in_flight: how many micro-batches the message-driven schedule lets in; by default as many as there are stages.
+        averaged or summed over replicas.
+    schedule: "message-driven" (ScheduleMessageDriven), or torch's "1f1b" or "gpipe".
+    groups: this rank's position and process groups. By default, for parts, the result of `pipeline_groups`; for a
+        stage of torch, there are no replicas by default.
+    in_flight: maximum number of micro-batches in the message-driven schedule; by default the number of stages.
 
-    Replicas begin with the first one's parameters and buffers. A stage's gradients are all-reduced over
-    `groups.data`, in buckets of `bucket_bytes`, once its last micro-batch has come back, while stages before it are
-    still at work.
+    Replicas start with the first one's parameters and buffers. A stage's gradients are all-reduced over `groups.data`,
+    in buckets of `bucket_bytes`, once its last micro-batch has returned, while earlier stages still compute.
 
     Raises ConfigError.
     """
@@ -121,16 +120,16 @@ class Pipeline:
         return bool(self._stage.is_last)
 
     def step(self, *inputs: Any, target: Any = None, **options: Any) -> torch.Tensor | None:
-        """Pass a batch forward and backward through all stages, and add its gradients to `.grad` of this one.
+        """Run a batch forward and backward through all stages, and add its gradients to the `.grad` of this stage.
 
-        inputs: the first stage's arguments, `target`: the last stage's, with samples along dimension 0. Other ranks'
-        are not looked at. options: keyword arguments, for each stage whose forward has them; of tensors each
-        micro-batch has its samples. Batches may differ in size and shape. Gradients already in `.grad` are summed over
-        replicas again: call `zero_grad` before.
+        inputs: the first stage's arguments, `target`: the last stage's, with samples along dimension 0; ignored on
+        other ranks. options: keyword arguments, passed to each stage whose forward accepts them; tensors are divided
+        into micro-batches. Batches may differ in size and shape. Gradients already in `.grad` are summed over replicas
+        again: call `zero_grad` before.
 
         Returns the loss over this replica's batch on the last stage, else None. Raises ConfigError on all ranks of the
-        pipeline if a batch cannot be divided, UnsupportedTensor on one whose micro-batches come out in different
-        shapes; PeerLost if another stage's rank is gone; what all-reduces raise."""
+        pipeline if a batch cannot be divided, UnsupportedTensor on a rank whose micro-batches have outputs of different
+        shapes; PeerLost if another stage's rank is lost; and what all-reduces raise."""
         losses: list[torch.Tensor] = []
         args, named = self._agreed(inputs, target, options)
         self._schedule.step(*args, losses=losses, return_outputs=False, **named)
@@ -140,7 +139,7 @@ class Pipeline:
         return self._loss(losses) if self.is_last else None
 
     def evaluate(self, *inputs: Any, target: Any = None, **options: Any) -> tuple[Any, torch.Tensor] | None:
-        """Pass a batch forward only; returns the last stage's outputs and the loss on the last stage, else None."""
+        """Run a batch forward only; returns the last stage's outputs and the loss on the last stage, else None."""
         losses: list[torch.Tensor] = []
         with torch.no_grad():
             args, named = self._agreed(inputs, target, options)
@@ -152,8 +151,8 @@ class Pipeline:
         return total / self._micro_batches if self._mean else total
 
     def _agreed(self, inputs: tuple[Any, ...], target: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """What of a batch this stage needs, once all stages have looked at theirs: they learn each other's shapes anew
-        if one's are not those of the batch before, and nobody begins if one cannot."""
+        """Select the inputs of this stage after all stages have checked theirs: they exchange shapes again if those of
+        any stage have changed since the previous batch, and none starts if one refuses."""
         args = without_none(inputs, self._micro_batches) if self.is_first else ()
         named = {name: options[name] for name in keywords(self.module, options)}
         if self.is_last:

@@ -1,5 +1,5 @@
-"""One rank's stage, as torch.distributed.pipelining has it, for modules that hand on None, keep buffers, or take
-integers: torch's stages take tensors alone, and learn shapes by running the module on memory that nobody wrote."""
+"""One rank's stage for torch.distributed.pipelining, for modules that pass on None, have buffers, or take integers:
+torch's stages accept tensors only, and infer shapes by running the module on uninitialized memory."""
 
 import inspect
 from collections.abc import Iterable
@@ -14,18 +14,18 @@ from torch.utils._pytree import tree_map_only
 from switchml.errors import UnsupportedTensor
 
 _NOTHING = (0, 0, 0, 0)
-"""Dimensions but the first of what travels in None's place, a tensor of bool without elements."""
+"""Dimensions after the first of the placeholder for None, a bool tensor without elements."""
 
 
 def without_none(values: Any, samples: int) -> Any:
-    """`values` with a tensor that has `samples` along dimension 0 in place of each None."""
+    """`values` with each None replaced by a tensor of `samples` along dimension 0."""
     if isinstance(values, tuple | list):
         return type(values)(without_none(value, samples) for value in values)
     return torch.empty((samples, *_NOTHING), dtype=torch.bool) if values is None else values
 
 
 def with_none(values: Any) -> Any:
-    """What `without_none` was given."""
+    """Inverse of `without_none`."""
     return tree_map_only(torch.Tensor, lambda t: None if _is_nothing(t) else t, values)
 
 
@@ -41,8 +41,8 @@ class Stage(PipelineStage):
         return without_none(output, 1)
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
-        """Of a forward pass from which torch learns shapes: buffers (of batch norms) stay as they were, and integers
-        are such that an embedding has."""
+        """Run a forward pass from which torch infers shapes: without effects on buffers (of batch norms), and with
+        integers that are valid for an embedding."""
         if not self.is_first:
             with torch.no_grad():
                 for each in args:
@@ -52,8 +52,8 @@ class Stage(PipelineStage):
 
 
 def send_only_what_fits(stage: _PipelineStageBase) -> None:
-    """Sending raises UnsupportedTensor for an activation of another shape or dtype than the first micro-batch's, for
-    which the next stage has memory: Gloo ends a process that gets more than it has asked for."""
+    """Make sending raise UnsupportedTensor for an activation whose shape or dtype differs from the first micro-batch's,
+    for which the next stage has memory: Gloo aborts a process that receives more than it has posted."""
     if stage.is_last:
         return
     send_ops = stage.get_fwd_send_ops
@@ -72,7 +72,7 @@ def send_only_what_fits(stage: _PipelineStageBase) -> None:
 
 
 def keywords(module: nn.Module, names: Iterable[str]) -> set[str]:
-    """Those of `names` that its forward takes."""
+    """Those of `names` that the module's forward accepts."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return set(names)

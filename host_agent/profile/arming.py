@@ -1,9 +1,9 @@
-"""Profiling a script that knows nothing of it: `switchml trace capture` says in the environment what it wants, and our
-entry point, which torch calls at `import torch`, arms every process that finds it there.
+"""Profiling of an unmodified script: `switchml trace capture` passes its options in the environment, and switchml's
+entry point, which torch calls at `import torch`, starts the profile in every process that has them.
 
-    SWITCHML_TRACE_DIR       where the files go
+    SWITCHML_TRACE_DIR       folder for the files
     SWITCHML_TRACE_STEPS     SKIP:STOP, iterations from 0; the first that is captured, and the first that is not
-    SWITCHML_TRACE_PACKETS   how many packets an agent notes at most
+    SWITCHML_TRACE_PACKETS   maximum number of packets that an agent records
     SWITCHML_TRACE_PAIRS     see switchml_profile
     SWITCHML_TRACE_GRAPH     0: no execution trace
     SWITCHML_TRACE_SHAPES    1: shapes of all tensors
@@ -19,12 +19,13 @@ DIR, STEPS, PACKETS, PAIRS, GRAPH, SHAPES = (
 
 
 def arm() -> None:
-    """Profile this process as the environment says. It must not fail for that: what goes wrong is said on stderr."""
+    """Profile this process according to the environment. Errors are printed to stderr; the process must not fail
+    because of them."""
     from host_agent.profile.profile import SKIP, switchml_profile
     from host_agent.recording import MOST_PACKETS
 
     class Armed(switchml_profile):
-        """One that leaves the script alone whatever happens."""
+        """A profile whose errors never affect the script."""
 
         def _boundary(self, inside: bool = False) -> None:
             try:
@@ -33,7 +34,7 @@ def arm() -> None:
                 self._give_up(error)
 
         def finish(self) -> None:
-            if not self._log:  # torchrun itself, or a script that trains nothing: the command says so
+            if not self._log:  # torchrun itself, or a script that trains nothing, which the command reports
                 self._close()
                 return
             try:

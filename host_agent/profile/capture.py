@@ -1,5 +1,5 @@
-"""One window of a job under observation: torch's profiler, its execution trace for the last of the iterations, the
-notes of our agents, and spans where somebody waits for communication, which torch has none for.
+"""One capture window of a job: torch's profiler, its execution trace for the last of the iterations, the agents' packet
+logs, and spans of waiting for communication, which torch does not record.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from host_agent.profile.sizes import Sizes, need_shapes
 from host_agent.recording import WAIT, WAIT_FOR_BUCKETS
 
 ITERATION = "ProfilerStep"
-"""torch's own name of an iteration's span; its number follows after #."""
+"""torch's name of an iteration's span; its number follows after #."""
 
 
 class Capture:
-    """From `Capture(…)` to `stop`, which take `start_s` and `stop_s`. `execution_trace`: the file that
-    `observe_execution` writes to."""
+    """A capture, from `Capture(…)` to `stop`, which take `start_s` and `stop_s`. `execution_trace`: the file that
+    `observe_execution` writes."""
 
     def __init__(self, most_packets: int, execution_trace: Path | None, shapes: bool, reserve: bool) -> None:
-        """`shapes`: note those of all operators' tensors. `reserve`: see heap.py."""
+        """`shapes`: record the shapes of all operators' tensors. `reserve`: reserve heap memory, see heap.py."""
         self.rank, self.world_size, self.backend = _place()
         self.host = socket.gethostname()
         self.clock = [_clock()]
@@ -52,7 +52,7 @@ class Capture:
         self.start_s, self.stop_s = time.perf_counter() - began_s, 0.0
 
     def begin_iteration(self, number: int) -> None:
-        """An iteration of the job begins."""
+        """Mark the beginning of an iteration of the job."""
         self._iteration = record_function(f"{ITERATION}#{number}")
         self._iteration.__enter__()
 
@@ -62,14 +62,14 @@ class Capture:
             self._iteration = None
 
     def observe_execution(self) -> None:
-        """Write down the graph of operators, which doubles their cost, from here to the end."""
+        """Record the graph of operators, which doubles their cost, from now to the end of the capture."""
         if self._execution_trace is not None:
             self._observer = ExecutionTraceObserver().register_callback(str(self._execution_trace))
             self._observer.start()
 
     def stop(self, *, with_others: bool = False) -> None:
-        """What was seen is then in `profiler`, `recording`, `sizes` and the execution trace's file. `with_others`: all
-        ranks stop here."""
+        """Stop; the results are then in `profiler`, `recording`, `sizes` and the execution trace's file. `with_others`:
+        all ranks stop at the same point."""
         began_s = time.perf_counter()
         self.end_iteration()
         if self._observer is not None:
@@ -87,8 +87,8 @@ class Capture:
 
 
 def _spans(modules: list[Any]) -> contextlib.ExitStack:
-    """Until it is closed: a span around `Work.wait`, and one around the wait of each of these DistributedDataParallel
-    for all buckets at the end of a backward pass, which happens in C++ where nobody sees it."""
+    """Until closed: add a span around `Work.wait`, and one around the wait of each DistributedDataParallel module for
+    all buckets at the end of a backward pass, which happens in C++ where the profiler does not see it."""
     undo = contextlib.ExitStack()
     if not dist.is_available():
         return undo
@@ -110,8 +110,8 @@ def _spans(modules: list[Any]) -> contextlib.ExitStack:
 
 
 def _expect_the_wait(_parameter: torch.Tensor) -> None:
-    """The engine runs callbacks in the order of their coming: this one before DDP's, which comes once all buckets are
-    on their way; and what it queues while it runs, after that."""
+    """Queue a callback that opens the span. The engine runs callbacks in the order they were queued: this one before
+    DDP's, which is queued once all buckets have been launched; callbacks queued by a callback run after that."""
     engine = torch.autograd.Variable._execution_engine
 
     def before() -> None:
@@ -134,14 +134,14 @@ def _modules_and_parameters() -> tuple[list[Any], list[torch.nn.Parameter]]:
 
 
 def _place() -> tuple[int, int, str]:
-    """Rank, world size and backend, as far as they are known."""
+    """Rank, world size and backend, as far as known."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size(), dist.get_backend()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), ""
 
 
 def _lean() -> dict[str, Any]:
-    """Options of a torch that need not make Python objects of all events at the end."""
+    """Profiler options that avoid the creation of Python objects for all events at the end, if torch supports that."""
     from torch._C._profiler import _ExperimentalConfig
 
     with contextlib.suppress(TypeError):  # an older torch
@@ -150,6 +150,6 @@ def _lean() -> dict[str, Any]:
 
 
 def _clock() -> tuple[int, int]:
-    """The same moment by CLOCK_MONOTONIC and by Unix time, nanoseconds."""
+    """The same moment in CLOCK_MONOTONIC and in Unix time, in nanoseconds."""
     before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
     return (before + after) // 2, unix

@@ -1,8 +1,8 @@
-"""Ranks compare their clocks when a capture begins and when it ends: each sends rank 0 some questions over the store in
-which the job's process group met, and rank 0 answers. Each notes its own ends of these messages, by its own clock; what
-they say about clocks, `emulator.traces.align` works out.
+"""Clock comparison between ranks, at the beginning and end of a capture: each rank sends rank 0 some messages over the
+store of the job's default process group, and rank 0 answers. Each records the times of its own sends and receives, by
+its own clock; `emulator.traces.align` computes the clock offsets from them.
 
-Not a collective: who is alone gives up after a while.
+Not a collective: a rank without a peer gives up after a timeout.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ from datetime import timedelta
 from typing import Any
 
 ROUNDS = 12
-"""Questions of each rank: the quickest of them tells."""
+"""Number of messages of each rank; the quickest one determines the offset."""
 PATIENCE = timedelta(seconds=5)
-"""For another rank, which may be an iteration behind. Then there is no comparison."""
+"""Timeout for another rank, which may be an iteration behind. After it, there is no comparison."""
 
 _windows = itertools.count()
 
 
 class Pings:
-    """This rank's ends of messages: `rows` of (message, CLOCK_MONOTONIC in nanoseconds, whether it was sent here). A
-    question is message 2n, its answer 2n + 1."""
+    """This rank's sends and receives: `rows` of (message, CLOCK_MONOTONIC in nanoseconds, whether it was sent here). A
+    request is message 2n, its answer 2n + 1."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rows: list[tuple[int, int, bool]] = []
@@ -31,7 +31,7 @@ class Pings:
         self._first = 0
 
     def exchange(self) -> None:
-        """Compare clocks with rank 0, if it is there; all ranks must be here at about the same time."""
+        """Compare clocks with rank 0, if it responds; all ranks must call this at about the same time."""
         store = None if self._is_alone else _store()
         if store is None:
             return
@@ -42,11 +42,11 @@ class Pings:
                 self._ask(store, len(questions))
             else:
                 self._answer(store, questions)
-        except RuntimeError:  # torch.distributed's own errors are: somebody did not come, or the store is gone
+        except RuntimeError:  # base class of torch.distributed's errors: a rank did not respond, or the store is closed
             self._is_alone = True
 
     def columns(self) -> dict[str, list[int] | list[bool]]:
-        """`rows` by name, for JSON."""
+        """`rows` as columns by name, for JSON."""
         message, at_ns, is_sent = zip(*self.rows, strict=True) if self.rows else ((), (), ())
         return {"message": list(message), "at_ns": list(at_ns), "sent": list(is_sent)}
 
@@ -77,7 +77,7 @@ class Pings:
 
 
 def _store() -> Any:
-    """That of the default process group; None where there is none, or ranks that are not processes."""
+    """Store of the default process group; None if there is none, or if ranks are not processes."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() == "switchml-emulated":

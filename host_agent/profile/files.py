@@ -1,12 +1,12 @@
-"""What a rank leaves in the folder of a capture:
+"""Files that a rank writes to the folder of a capture:
 
     rank-N.json.gz    torch's profile (Kineto), as torch writes it
     rank-N.et.json    torch's execution trace of one iteration
-    rank-N.sizes.json of collectives and gradients (sizes.py)
-    rank-N.wire.npz   of each of its agents: calls_K (recording.CALL) and packets_K (packet_log.PACKET)
-    rank-N.about.json whose trace this is, and what else is known
+    rank-N.sizes.json sizes of collectives and gradients (sizes.py)
+    rank-N.wire.npz   for each of its agents: calls_K (recording.CALL) and packets_K (packet_log.PACKET)
+    rank-N.about.json description of the rank and its capture
 
-Each is whole or not there (switchml/output_files.py). The last is written last: where it is, all are.
+Each file is written atomically (switchml/output_files.py). The last one is written last: if it exists, all do.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 ABOUT = "rank-{}.about.json"
 VERSION = 1
-"""Of the format: a reader refuses a later one."""
+"""Version of the format; a reader refuses later ones."""
 _DESCRIBED = ("job", "rank", "ranks", "transport", "wire")
-"""Fields of an agent's log."""
+"""Fields of an agent's log in the description."""
 _LEVEL = 3
-"""gzip's: three times as fast as its default on traces, for a sixth more bytes."""
+"""gzip level: on traces three times as fast as the default, with a sixth more bytes."""
 
 
 def write(capture: Capture, folder: Path, execution_trace: Path | None, about: dict[str, Any]) -> None:
-    """Write what `capture` has seen. Raises ConfigError where a file can't be written."""
+    """Write the results of `capture`. Raises ConfigError if a file can't be written."""
     rank = capture.rank
     plain = folder / f".rank-{rank}.{os.getpid()}.json"
     try:
         capture.profiler.export_chrome_trace(str(plain))
-        if not plain.exists():  # torch has told stderr that it failed, but not why
+        if not plain.exists():  # torch has printed to stderr that it failed, but not why
             free = shutil.disk_usage(folder).free
             raise ConfigError(f"{folder}: torch could not write its trace there; {free:,} bytes are free on that disk")
         with (
@@ -51,7 +51,7 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         ):
             shutil.copyfileobj(source, packed, 1 << 20)
     finally:
-        for path in (plain, plain.with_name(f"{plain.name}.tmp")):  # the latter is torch's own part of it
+        for path in (plain, plain.with_name(f"{plain.name}.tmp")):  # the latter is torch's temporary file
             path.unlink(missing_ok=True)
     if execution_trace is not None and execution_trace.exists():
         os.replace(execution_trace, folder / f"rank-{rank}.et.json")

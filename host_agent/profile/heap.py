@@ -1,10 +1,10 @@
-"""Memory for the profiler to grow in. While it runs, its many small records lie between the job's tensors, so that
-these no longer fit where they were in the iteration before: the heap grows with each iteration, by some 10 MB for a
-transformer of 40 ms, and touching new memory is most of what a capture costs.
+"""Heap memory for the profiler. While it runs, its many small records are allocated between the job's tensors, which
+then no longer fit where they were in the previous iteration: the heap grows with each iteration, by some 10 MB for a
+transformer of 40 ms, and touching new memory is most of the cost of a capture.
 
-So a capture begins by making the heap grow at once, by chunks that it touches and gives back. One above them keeps
-the C library from returning them to the system until the capture is over. That is only for jobs whose iterations touch
-no new memory by themselves: others would become faster by it, by 20 % for a small CNN, and a trace must not show that.
+So a capture begins by growing the heap at once, with chunks that it touches and frees. A chunk above them keeps the C
+library from returning them to the system until the capture is over. This applies only to jobs whose iterations touch no
+new memory by themselves: others would become faster by it, by 20 % for a small CNN, and a trace must not show that.
 """
 
 import ctypes
@@ -13,13 +13,13 @@ import sys
 
 RESERVE_BYTES = 128 << 20
 SETTLED_FAULTS = 100
-"""A job whose iterations have fewer page faults touches no new memory."""
+"""A job whose iterations have fewer page faults than this touches no new memory."""
 _CHUNK_BYTES = 100_000
 """Small enough that glibc takes it from the heap (M_MMAP_THRESHOLD is 128 KiB or more)."""
 
 
 class Reserve:
-    """`nbytes` of memory that this process has touched and not used, until `release`. Nothing where there is no
+    """`nbytes` of heap memory that this process has touched and freed, retained until `release`. Does nothing without
     glibc."""
 
     def __init__(self, nbytes: int) -> None:
@@ -36,12 +36,12 @@ class Reserve:
             self._c.free(chunk)
 
     def release(self) -> None:
-        """Let the C library do with it as it likes."""
+        """Allow the C library to return the memory."""
         if self._pin is not None:
             self._c.free(self._pin)
             self._pin = None
 
 
 def page_faults() -> int:
-    """Of this process so far, each for 4 KiB that it had not touched before."""
+    """Number of page faults of this process so far, each for 4 KiB that it had not touched before."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,5 +1,5 @@
-"""Where one iteration of a training script ends and the next begins, found without its help: when its optimizer has
-stepped. A script with several optimizers is cut where the first of them that steps does.
+"""Detection of a training script's iteration boundaries without its cooperation: an iteration ends when its optimizer
+has stepped. If a script has several optimizers, the first one that steps counts.
 """
 
 import functools
@@ -14,10 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def living(*kinds: type) -> list[Any]:
-    """All objects of these types that there are, the oldest first.
+    """All existing objects of these types, the oldest first.
 
-    Found as what refers to its type. A list of all objects (`gc.get_objects`) would hold tuples that other threads are
-    just building, whose `tuple(…)` then fails (SystemError): a capture must not harm the job.
+    Found among the referrers of their types. A list of all objects (`gc.get_objects`) would refer to tuples that other
+    threads are still building, whose `tuple(…)` then fails (SystemError): a capture must not harm the job.
     """
     kinds_below: set[type] = set()
     left = list(kinds)
@@ -30,25 +30,25 @@ def living(*kinds: type) -> list[Any]:
 class Iterations:
     """Calls `boundary()` after every step of the optimizer, until `close`.
 
-    torch's hook is called inside the step, before its profiler range has ended. So it only tells which optimizer it is,
-    whose `step` is then wrapped; `boundary(inside=True)` is that first call.
+    torch's hook is called inside the step, before its profiler range has ended. So it is only used to identify the
+    optimizer, whose `step` is then wrapped; `boundary(inside=True)` is that first call.
     """
 
     def __init__(self, boundary: Callable[..., None], watch: bool = True) -> None:
-        """`watch`: look for optimizers at all."""
+        """`watch`: whether to look for optimizers at all."""
         self._boundary, self._watch = boundary, watch
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._wrapped: list[tuple[weakref.ref[Optimizer], types.MethodType, dict[str, Any]]] = []
-        """Each optimizer, its `step` of ours, and its own one from before, if it had one."""
+        """Each optimizer, the wrapped `step`, and its own instance attribute `step` from before, if it had one."""
         self._hook = register_optimizer_step_post_hook(self._stepped) if watch else None
 
     def expect(self) -> None:
-        """Wrap the optimizers that there are before any of them has stepped."""
+        """Wrap existing optimizers before any of them has stepped."""
         for optimizer in living(Optimizer) if self._watch else ():
             self._wrap(optimizer)
 
     def close(self) -> None:
-        """Leave the optimizers as they were."""
+        """Restore the optimizers."""
         if self._hook is not None:
             self._hook.remove()
         for reference, ours, replaced in self._wrapped:
@@ -75,7 +75,7 @@ class Iterations:
                 self._boundary()
             return result
 
-        # A method, and not a function: learning rate schedulers look into it.
+        # A method, and not a function, since learning rate schedulers inspect it.
         ours = types.MethodType(stepped, optimizer)
         replaced = {name: value for name, value in vars(optimizer).items() if name == "step"}
         vars(optimizer)["step"] = ours

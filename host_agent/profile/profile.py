@@ -1,4 +1,4 @@
-"""`switchml_profile`: which iterations of a job are watched, and what is left of them in a folder."""
+"""`switchml_profile`: selection of a job's iterations to capture, and the writing of the results to a folder."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from switchml import __version__
 from switchml.errors import ConfigError
 
 SKIP, STEPS = 3, 10
-"""Iterations that are left out, as they warm up, and iterations that are captured."""
+"""Number of warm-up iterations that are skipped, and number of iterations that are captured."""
 
 
 class Kind(str, Enum):
-    """What happens to an iteration."""
+    """Treatment of an iteration."""
 
     PLAIN = "plain"
-    """Nothing."""
+    """Not captured."""
     LEAD_IN = "lead-in"
-    """The capture runs, but the iteration doesn't count: ranks wait for the last one to begin, and what the profiler
-    writes to is touched for the first time."""
+    """The capture runs, but the iteration doesn't count: ranks wait for the last one to begin, and the profiler's
+    buffers are touched for the first time."""
     CAPTURED = "captured"
     GRAPH = "graph"
-    """Its operators are written down for the execution trace, which takes time: no duration in it counts."""
+    """Its operators are recorded for the execution trace, which takes time: its durations don't count."""
 
 
 @dataclass(frozen=True)
 class _Iteration:
-    """`cpu_ns`: CPU time of the process."""
+    """One iteration. `cpu_ns`: CPU time of the process."""
 
     number: int
     kind: Kind
@@ -57,24 +57,24 @@ class _Iteration:
 
 
 def _now() -> tuple[int, int, int]:
-    """Unix time and CPU time of the process, nanoseconds, and its page faults."""
+    """Unix time and CPU time of the process in nanoseconds, and its page faults."""
     return time.time_ns(), time.process_time_ns(), heap.page_faults()
 
 
 class switchml_profile:
     """Profile the iterations of this rank in a `with` block; every rank must do so.
 
-    `folder`: where the files go (files.py), made if it is not there. `skip`: iterations that are left out first;
-    `steps`: how many are captured then; the block may be longer, which costs nothing, or shorter. With `skip` of 2 or
-    more the capture begins one iteration earlier, so that none that counts pays for its start. An iteration ends when
-    the optimizer has stepped, or with `by_step` where the block calls `step()`. `execution_trace`: of one iteration
-    more, write down torch's execution trace too. `shapes`: have the profile tell shapes of all operators' tensors,
-    which costs memory and time. `packets`: how many packets an agent notes at most; what is over is counted. `pairs`:
-    do so that often, with `steps` iterations that are not captured before each, so that the two can be compared; the
-    last capture stays.
+    `folder`: folder for the files (files.py), created if missing. `skip`: number of iterations that are skipped first;
+    `steps`: number of iterations captured then; the block may be longer, without cost, or shorter. With `skip` of 2 or
+    more the capture begins one iteration earlier, so that the first one that counts does not include its start. An
+    iteration ends when the optimizer has stepped, or with `by_step` when the block calls `step()`. `execution_trace`:
+    also record torch's execution trace, of one additional iteration. `shapes`: record the shapes of all operators'
+    tensors, which costs memory and time. `packets`: maximum number of packets that an agent records; further ones are
+    counted. `pairs`: number of repetitions, with `steps` iterations that are not captured before each, so that the two
+    can be compared; the last capture is written.
 
-    Files are written once the last iteration is over, at the end of the block, or when the process ends, by SIGTERM
-    too. Raises ConfigError for numbers that make no sense and a folder that can't be made.
+    Files are written once the last iteration is over, at the end of the block, or when the process ends, including by
+    SIGTERM. Raises ConfigError for invalid numbers and a folder that can't be created.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class switchml_profile:
             self._plan.append(Kind.GRAPH)
         self._graph_file = self.folder / f".et.{os.getpid()}.json" if execution_trace else None
         self._packets, self._skip, self._pairs = packets, skip, pairs
-        self._shapes = shapes or skip == 0  # what a model is made of may not be there yet to be asked for sizes
+        self._shapes = shapes or skip == 0  # the modules may not exist yet when sizes are determined
         self._overheads_s: list[tuple[float, float]] = []
         self._log: list[_Iteration] = []
         self._started = _now()
@@ -125,7 +125,7 @@ class switchml_profile:
         self.finish()
 
     def begin(self) -> None:
-        """What `with` does first. From here on, the end of the process is the end of the block."""
+        """Begin, as `with` does. From now on, the end of the process counts as the end of the block."""
         atexit.register(self.finish)
         self._iterations = Iterations(self._boundary, watch=not self._by_step)
         if self._plan[0] is not Kind.PLAIN:
@@ -133,13 +133,13 @@ class switchml_profile:
             self._enter_next()
 
     def step(self) -> None:
-        """An iteration ends here, with `by_step`. Raises ConfigError without."""
+        """With `by_step`, end an iteration. Raises ConfigError without `by_step`."""
         if not self._by_step:
             raise ConfigError("switchml_profile(…, by_step=True) lets step() tell iterations; else optimizers do")
         self._boundary()
 
     def finish(self) -> None:
-        """Stop, and write what was captured. Does nothing the second time."""
+        """Stop, and write the capture. Does nothing if called again."""
         if not self._close():
             return
         capture, self._capture = self._capture, None
@@ -161,7 +161,7 @@ class switchml_profile:
             self._term.remove()
 
     def _close(self) -> bool:
-        """Look for no more iterations; whether that was still to be done."""
+        """Stop detecting iterations; returns False if that was done already."""
         iterations, self._iterations = self._iterations, None
         if iterations is None:
             return False
@@ -170,7 +170,8 @@ class switchml_profile:
         return True
 
     def _boundary(self, inside: bool = False) -> None:
-        """One iteration is over. `inside`: its optimizer's span is still open, and can't be crossed by one of ours."""
+        """End an iteration. `inside`: its optimizer's span is still open, and can't be crossed by a span of the
+        capture."""
         if self._iterations is None or (inside and self._capture is not None):
             return
         number = len(self._log)
@@ -210,7 +211,7 @@ class switchml_profile:
 
     def _about(self, capture: Capture) -> dict[str, Any]:
         ddp: list[dict[str, Any]] = []
-        with contextlib.suppress(RuntimeError):  # its process group is gone
+        with contextlib.suppress(RuntimeError):  # its process group no longer exists
             ddp = sizes.describe_buckets()
         return {
             "rank": capture.rank,
@@ -231,7 +232,7 @@ class switchml_profile:
 
 
 def _codec() -> str:
-    """That of the DDP hook in use, "" without one."""
+    """Codec of the DDP hook in use, "" without one."""
     hooks = sys.modules.get("host_agent.pytorch.comm_hooks")
     states = living(hooks.CodecState) if hooks is not None else []
     return str(getattr(states[-1].compressor, "codec", "auto")) if states else ""
@@ -244,7 +245,8 @@ def _loading() -> dict[str, float]:
 
 
 class _OnTermination:
-    """`torchrun` ends the others with SIGTERM when a rank has died: then what they have seen is still written."""
+    """SIGTERM handler: `torchrun` terminates the other ranks with SIGTERM when one has died, and their captures are
+    still to be written."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
         self._finish = finish
@@ -257,7 +259,7 @@ class _OnTermination:
             signal.signal(signal.SIGTERM, self._terminate)
 
     def hold(self) -> None:
-        """Writing has begun: what comes now must wait for its end."""
+        """Writing has begun: a signal from now on is deferred until `remove`."""
         self._is_held = True
 
     def remove(self) -> None:

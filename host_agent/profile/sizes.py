@@ -1,11 +1,11 @@
-"""How large collectives and gradients are. torch's profile says so only if it notes the shapes of all operators, which
-keeps every tensor's header until the end: the heap fragments, and each iteration touches new memory. So:
+"""Sizes of collectives and gradients. torch's profile includes them only if it records the shapes of all operators,
+which keeps every tensor's header until the end: the heap fragments, and each iteration touches new memory. Instead:
 
 - Collectives of Gloo are in torch's flight recorder, which is always on.
-- Its sends and receives do not, so a capture watches those that Python asks for.
-- Gradients are noted, in the order in which they become final, by hooks that are a list's `append`.
+- Its sends and receives are not, so a capture intercepts those called from Python.
+- Gradients are recorded in the order in which they become final, by hooks that are a list's `append`.
 
-NCCL's collectives have their sizes in any profile, and ours in our own logs.
+NCCL's collectives have their sizes in any profile, and switchml's in the agents' logs.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ _SIZED = {"gloo", "nccl", "switchml", "fake"}
 
 
 def need_shapes(backend: str, world_size: int) -> bool:
-    """Whether only operators' shapes can tell the sizes: for another backend, one that is not known yet, or a torch
-    whose flight recorder knows nothing of Gloo (before 2.8), or is switched off."""
+    """Whether sizes require the shapes of all operators: for another backend, one that is not known yet, or a torch
+    whose flight recorder does not include Gloo (before 2.8), or is disabled."""
     names = {part.rpartition(":")[2] for part in backend.split(",")} - {""}
     if not names:
         return world_size > 1
@@ -33,10 +33,10 @@ def need_shapes(backend: str, world_size: int) -> bool:
 
 
 class Sizes:
-    """From `Sizes(…)` to `stop`."""
+    """Recorder of sizes, from `Sizes(…)` to `stop`."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        """`parameters`: all that there are."""
+        """`parameters`: all existing parameters."""
         self._since_ns = time.time_ns()
         self._undo = contextlib.ExitStack()
         self._final: list[torch.Tensor] = []
@@ -46,7 +46,7 @@ class Sizes:
 
     def _watch_gradients(self, parameters: list[torch.nn.Parameter]) -> None:
         for parameter in parameters:
-            with contextlib.suppress(RuntimeError):  # it needs no gradient, or is no leaf
+            with contextlib.suppress(RuntimeError):  # it needs no gradient, or is not a leaf
                 self._undo.callback(parameter.register_post_accumulate_grad_hook(self._final.append).remove)
 
     def _watch_messages(self) -> None:
@@ -66,18 +66,18 @@ class Sizes:
             return method
 
         for what in ("send", "recv"):
-            # Not what getattr gives: that would no longer be bound to instances.
+            # Not the result of getattr, which would no longer be bound to instances.
             self._undo.callback(setattr, ProcessGroup, what, vars(ProcessGroup)[what])
             setattr(ProcessGroup, what, watched(what, getattr(ProcessGroup, what)))
 
     def stop(self) -> None:
-        """No more is noted, and every hook is gone."""
+        """Stop recording and remove all hooks."""
         self._undo.close()
 
     def as_json(self) -> dict[str, Any]:
-        """For a file. `calls`: each collective of Gloo's, when it was asked for (Unix time), its group, shapes and
-        types of the tensors that go in and come out, and of a message the other rank; `gradients`: places in
-        `parameters`, in the order in which they became final."""
+        """The recorded sizes, for JSON. `calls`: for each collective of Gloo, the time of the call (Unix time), its
+        group, shapes and types of input and output tensors, and for point-to-point messages the other rank;
+        `gradients`: indices in `parameters`, in the order in which they became final."""
         names = _names_of_parameters()
         final = {id(parameter): parameter for parameter in self._final}
         place = {number: at for at, number in enumerate(final)}
@@ -109,13 +109,13 @@ class Sizes:
     def _sent_and_received(self) -> list[dict[str, Any]]:
         messages = []
         for group, peer, call in self._messages:
-            with contextlib.suppress(RuntimeError, ValueError):  # the group is gone
+            with contextlib.suppress(RuntimeError, ValueError):  # the group no longer exists
                 messages.append(call | {"group": group.group_name, "peer": dist.get_global_rank(group, peer)})
         return messages
 
 
 def _flight_records() -> list[dict[str, Any]]:
-    """What Gloo was asked for, the oldest first, as far back as the flight recorder remembers."""
+    """Calls of Gloo in the flight recorder, the oldest first."""
     try:
         from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]  # not in its stub
 
@@ -133,18 +133,19 @@ def _groups() -> dict[str, list[int]]:
     return {group.group_name: list(dist.get_process_group_ranks(group)) for group in groups}
 
 
-# What DDP says of its buckets: which parameters are in which, and in what order their gradients become final
+# DDP's information on its buckets: their parameters, and the order in which gradients become final
 
 
 def _names_of_parameters() -> dict[int, str]:
-    """`id` of a parameter → its name, where there is one DistributedDataParallel, and names are not ambiguous."""
+    """`id` of a parameter → its name, if there is exactly one DistributedDataParallel, so that names are
+    unambiguous."""
     modules = _modules()
     return {id(one): name for name, one in modules[0].module.named_parameters()} if len(modules) == 1 else {}
 
 
 def describe_buckets() -> list[dict[str, Any]]:
-    """One entry for each DistributedDataParallel of this process. Sizes are bytes; `gradients`: names in the order in
-    which they became final, where DDP knows it (from the second iteration on)."""
+    """One entry per DistributedDataParallel module of this process. Sizes are in bytes; `gradients`: names in the order
+    in which they became final, if DDP knows it (from the second iteration on)."""
     return [_describe(module) for module in _modules()]
 
 

@@ -1,4 +1,4 @@
-"""The PyTorch backend: process group, rendezvous, works, CUDA and sparse tensors, DDP hooks and settings."""
+"""The PyTorch backend: process group, rendezvous, Work objects, CUDA and sparse tensors, DDP hooks and settings."""
 
 from switchml import lazy
 

@@ -1,7 +1,7 @@
-"""An aggregator as a child process, for jobs that have none. It is gone when its parent is.
+"""An aggregator as a child process, for jobs that have none. It ends with its parent.
 
 `ChildAggregator` is the parent's side. `python -m host_agent.pytorch.aggregator` is the child's: `switchml aggregate`,
-plus a thread that ends the process when the parent is gone, however that happened. Nothing here needs torch.
+plus a thread that ends the process when the parent has ended in any way. Does not need torch.
 """
 
 import contextlib
@@ -23,30 +23,31 @@ from switchml.runtime.children import dying_with_us, end
 from switchml.text import last_line
 
 START_TIMEOUT_S = 90.0
-"""How long the child may take to be ready; the first start on a machine compiles the kernels."""
+"""Seconds for the child to become ready; the first start on a machine compiles the kernels."""
 STOP_TIMEOUT_S = 3.0
 PARENT_CHECK_S = 0.5
 LINGER_S = 1.0
-"""How long the child outlives its parent: if that was a rank that died, the others should be told so by name."""
+"""Seconds that the child outlives its parent: if that was a rank that died, the other ranks should be notified of that
+rank."""
 
 
 SOFTWARE = ("aggregate", "--data-port", "0")
-"""The command of the software aggregator."""
+"""Command of the software aggregator."""
 
 
 ROOM = ("--slots", str(1 << 22), "--client-jobs", "256", "--client-ranks", "16384", "--client-connections", "4096")
-"""Options of an aggregator that serves one training's groups: each is a job there, and all come from few clients. Half
-of everything is left to strangers still. Slots take memory once they are used."""
+"""Options of an aggregator that serves the process groups of one training: each is a job there, and all come from few
+clients. Half of each limit remains for other clients. Slots take memory only once they are used."""
 
 
 def options_for(transport: str) -> tuple[str, ...]:
-    """What an aggregator whose ranks come by `transport` has to open."""
+    """Options of an aggregator whose ranks use `transport`."""
     return ("--tunnel",) if transport == "zmq" else ()
 
 
 def command_of(aggregator: str, ports: int) -> tuple[str, ...]:
-    """The command of what `--aggregator` names: software, p4 (our switch) or bmv2 (simple_switch, with `ports` ports);
-    with -lanes, the program that has one register a lane. Raises ConfigError where bmv2 can't run."""
+    """Command of the aggregator named by `--aggregator`: software, p4 (switchml's switch) or bmv2 (simple_switch, with
+    `ports` ports); with -lanes, the program with one register per lane. Raises ConfigError if bmv2 can't run."""
     if aggregator == "software":
         return SOFTWARE
     switch, _, variant = aggregator.partition("-")
@@ -57,11 +58,12 @@ def command_of(aggregator: str, ports: int) -> tuple[str, ...]:
 
 
 class ChildAggregator:
-    """A running `switchml aggregate` or, with `command`, another control plane. `options` are further options of it.
+    """A running `switchml aggregate` or, with `command`, another control plane. `options`: its further options.
 
-    The child holds one end of a pipe; when ours closes (`stop`, or the death of this process, even by kill -9) it ends.
-    Starting does not wait: `address` does, until the child listens. `lingers`: it outlives us by `LINGER_S`, for ranks
-    that do; else the kernel kills it as soon as the thread that started it ends.
+    The child holds one end of a pipe; when the parent's end closes (by `stop`, or the death of this process, even by
+    kill -9) it terminates. Starting does not wait; `address` waits until the child listens. `lingers`: the child
+    outlives this process by `LINGER_S`, for ranks that do; otherwise the kernel kills it as soon as the thread that
+    started it ends.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class ChildAggregator:
         cache.share()
         module = (sys.executable, "-m", "host_agent.pytorch.aggregator")
         options = ("--bind", bind, "--control-port", "0", "--events-port", "0", "--json", *options)
-        # Its errors are kept for the case that it fails: a rank's stderr belongs to the user's script.
+        # Its errors are shown only if it fails: a rank's stderr belongs to the user's script.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        # A session of its own: Ctrl-C in the terminal goes to the ranks, which then stop the aggregator in good order.
+        # A session of its own: Ctrl-C in the terminal reaches the ranks, which then stop the aggregator in an orderly
+        # way.
         self._process = subprocess.Popen(
             [*module, *command, *options],
             stdin=subprocess.PIPE,
@@ -98,24 +101,24 @@ class ChildAggregator:
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has ended, or for so long."""
+        """Wait until the child has ended, for at most `timeout_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 
     @property
     def address(self) -> str:
-        """HOST:PORT of the control port, once the child is ready. Raises AggregatorLost if it does not get ready."""
+        """HOST:PORT of the control port, once the child is ready. Raises AggregatorLost if it does not become ready."""
         if self._address is None:
             self._address = self._read_address()
         return self._address
 
     def last_line(self) -> str:
-        """The last line that the child wrote to its stderr, for messages."""
+        """The last line of the child's stderr, for messages."""
         self._errors.seek(0)
         return last_line(self._errors.read().decode(errors="replace"))
 
     def stop(self) -> None:
-        """End the child and wait for it. Safe to call twice."""
+        """End the child and wait for it. May be called twice."""
         end(self._process, STOP_TIMEOUT_S)
         for file in (self._process.stdin, self._process.stdout, self._errors):
             if file is not None:
@@ -140,10 +143,10 @@ class ChildAggregator:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Wait until stdin's other end closes or the parent is another process, then end, in good order if possible."""
+    """Wait until stdin's other end closes or the parent process changes, then terminate, gracefully if possible."""
     while os.getppid() == parent:
-        # Both signs are needed: a sibling that was forked without exec may hold the pipe open, and a parent in another
-        # process namespace never changes.
+        # Both checks are needed: a sibling forked without exec may hold the pipe open, and a parent in another process
+        # namespace never changes.
         readable, _, _ = select.select([0], [], [], PARENT_CHECK_S)
         if readable and not os.read(0, 4096):
             break
@@ -154,8 +157,8 @@ def _end_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """The child: the subcommand and the options of our own command line; `switchml aggregate` if there are only
-    options."""
+    """The child's entry point: takes the subcommand and options of the switchml command line; `switchml aggregate` if
+    there are only options."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent-watch", daemon=True).start()
     from switchml.cli.main import main as command_line
 

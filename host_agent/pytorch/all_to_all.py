@@ -1,15 +1,15 @@
-"""Compressed all-to-all for embedding exchange: error-bounded, with bounds by table that decay over iterations.
+"""Compressed all-to-all for embedding exchange: error-bounded, with bounds per table that decay over iterations.
 
-In a recommendation model (DLRM) the embedding tables are spread over the ranks: each rank looks up all ranks' batches
-in its own tables, and an all-to-all brings every rank the rows of its own batch. Here every block of rows travels as an
-SZx stream (switchml/codecs/szx.py) that changes no value by more than the table's bound.
+In a recommendation model (DLRM) the embedding tables are distributed over the ranks: each rank looks up all ranks'
+batches in its own tables, and an all-to-all brings every rank the rows of its own batch. Here every block of rows is
+sent as an SZx stream (switchml/codecs/szx.py) that changes no value by more than the table's bound.
 
     exchange = EmbeddingExchange(tables_of_rank=[[0, 2], [1, 3]], bounds=BoundSchedule([0.03, 0.01, 0.05, 0.03]))
-    rows = exchange(looked_up)              # differentiable: gradients go back by a plain all-to-all
+    rows = exchange(looked_up)              # differentiable: gradients use a plain all-to-all
 
 H. Feng, B. Zhang, F. Ye et al., "Accelerating Communication in Deep Learning Recommendation Model Training with
-Dual-Level Adaptive Lossy Compression", SC 2024 (arXiv:2407.04272): bounds by table, the decay, and one buffer are
-theirs; their codecs (vector-based LZ, Huffman) are not here.
+Dual-Level Adaptive Lossy Compression", SC 2024 (arXiv:2407.04272): bounds per table, their decay, and the single buffer
+are from this paper; its codecs (vector-based LZ, Huffman) are not implemented.
 """
 
 import time
@@ -28,11 +28,11 @@ from switchml.errors import ConfigError, PayloadError
 
 @dataclass(frozen=True)
 class BoundSchedule:
-    """The largest error of a value, by table and iteration (from 0).
+    """Maximum error of a value, by table and iteration (from 0).
 
     `tables`: the final bound of each table, in the units of its values; 0 is lossless. A bound starts at `start` times
-    that and decays to it in `steps` equal steps, all `iterations` long (then: 65,536 iterations, start 2). Raises
-    ConfigError.
+    that and decays to it in `steps` equal steps over `iterations` iterations (defaults: 65,536 iterations, start 2).
+    Raises ConfigError.
     """
 
     tables: Sequence[float]
@@ -50,7 +50,7 @@ class BoundSchedule:
             )
 
     def factor(self, iteration: int) -> float:
-        """What the final bounds are multiplied by: start at first, 1 from `iterations` on, going down in `steps`."""
+        """Factor of the final bounds: `start` at first, 1 from `iterations` on, decreasing in `steps`."""
         if iteration >= self.iterations:
             return 1.0
         stair = iteration * self.steps // self.iterations
@@ -62,8 +62,9 @@ class BoundSchedule:
 
 @dataclass
 class Traffic:
-    """What one rank has sent since the start, what it would have sent as it was, and seconds of (de)compressing.
-    `largest_error`: of any value, as the sender knows it; measured where an exchange is told to `check`."""
+    """Bytes that one rank has sent since the start, bytes that it would have sent uncompressed, and seconds of
+    compression and decompression. `largest_error`: of any value, as determined by the sender; measured by exchanges
+    with `check`."""
 
     bytes_sent: int = 0
     bytes_plain: int = 0
@@ -72,10 +73,10 @@ class Traffic:
 
 
 class EmbeddingExchange:
-    """All-to-all of looked-up rows over torch.distributed; make it alike on all ranks.
+    """All-to-all of looked-up rows over torch.distributed; create it with the same arguments on all ranks.
 
-    `tables_of_rank[r]`: numbers of the tables that rank r holds. `bounds` None: nothing is compressed. `check`: also
-    decompress what is sent, for `traffic.largest_error` (costs time). Raises ConfigError unless every table has one
+    `tables_of_rank[r]`: numbers of the tables that rank r holds. `bounds` None: no compression. `check`: also
+    decompress the sent data, for `traffic.largest_error` (costs time). Raises ConfigError unless every table has one
     rank and a bound.
     """
 
@@ -91,7 +92,7 @@ class EmbeddingExchange:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         tables = [list(tables) for tables in tables_of_rank]
         self._order = [table for each in tables for table in each]
-        """Tables as an exchange brings them: rank by rank."""
+        """Tables in the order of an exchange: rank by rank."""
         self.tables = len(self._order)
         if sorted(self._order) != list(range(self.tables)):
             raise ConfigError(f"tables_of_rank {tables}: expected every table from 0 on exactly once")
@@ -101,13 +102,15 @@ class EmbeddingExchange:
             raise ConfigError(f"{len(bounds.tables)} bounds for {self.tables} tables")
         self._own = tables[self.rank]
         self._incoming, self._outgoing = list(map(len, tables)), [len(self._own)] * self.world
-        """Tables whose rows come from each rank, and whose rows go to it."""
+        """Number of tables whose rows are received from each rank, and sent to each rank."""
         self.bounds, self.iteration, self.traffic = bounds, 0, Traffic()
 
     def __call__(self, looked_up: torch.Tensor) -> torch.Tensor:
-        """`looked_up`: float32[ranks, own tables, batch, width], what the other ranks' batches find in this rank's
-        tables; `batch` and `width` are the same on all ranks. Returns float32[batch, tables, width], what this rank's
-        batch finds in all tables, in the order of their numbers. Counts one iteration.
+        """Exchange rows; counts as one iteration.
+
+        `looked_up`: float32[ranks, own tables, batch, width], the rows of the ranks' batches in this rank's tables;
+        `batch` and `width` are the same on all ranks. Returns float32[batch, tables, width], the rows of this rank's
+        batch in all tables, in the order of table numbers.
         """
         expected = (self.world, len(self._own))
         if looked_up.dtype != torch.float32 or looked_up.ndim != 4 or looked_up.shape[:2] != expected:
@@ -122,10 +125,10 @@ class EmbeddingExchange:
     # Both directions
 
     def forward(self, looked_up: torch.Tensor) -> torch.Tensor:
-        """float32[batch, tables, width].
+        """Exchange rows: float32[batch, tables, width].
 
-        1. Compress each table's rows for each rank with the bound of the table and the iteration; put all streams for a
-           rank one after the other, and all ranks' into one buffer.
+        1. Compress each table's rows for each rank with the bound of the table and the iteration; concatenate all
+        streams for a rank, and those of all ranks in one buffer.
         2. Exchange the sizes of all streams. 3. Exchange the buffer. 4. Decompress.
         """
         _, _, batch, width = looked_up.shape
@@ -158,8 +161,8 @@ class EmbeddingExchange:
         return torch.from_numpy(rows).to(looked_up.device)
 
     def backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradients of `forward`'s rows back to the ranks that hold the tables, as they are: float32[ranks, own tables,
-        batch, width]."""
+        """Return the gradients of `forward`'s rows to the ranks that hold the tables, uncompressed: float32[ranks, own
+        tables, batch, width]."""
         batch, _, width = gradient.shape
         outgoing = gradient.transpose(0, 1)[self._order].contiguous()
         incoming = gradient.new_empty((self.world * len(self._own), batch, width))
@@ -186,7 +189,7 @@ class EmbeddingExchange:
 
 
 def _decompress(table: int, raw: np.ndarray, batch: int, width: int) -> np.ndarray:
-    """float32[batch, width]. Raises PayloadError that names the table."""
+    """Decompress to float32[batch, width]. Raises PayloadError that names the table."""
     try:
         return Szx().decompress(Payload.from_bytes(raw), batch * width).reshape(batch, width)
     except PayloadError as error:
@@ -194,7 +197,7 @@ def _decompress(table: int, raw: np.ndarray, batch: int, width: int) -> np.ndarr
 
 
 class _AllToAll(torch.autograd.Function):
-    """`EmbeddingExchange.forward` and `.backward` for autograd: the error of compression is taken for a constant."""
+    """`EmbeddingExchange.forward` and `.backward` for autograd: the compression error is treated as a constant."""
 
     @staticmethod
     def forward(ctx: Any, looked_up: torch.Tensor, exchange: EmbeddingExchange) -> torch.Tensor:

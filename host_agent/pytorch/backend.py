@@ -1,23 +1,24 @@
-"""The PyTorch backend `switchml`: all-reduces go through an aggregator, every other collective through Gloo.
+"""The PyTorch backend `switchml`: all-reduces use an aggregator, and other collectives Gloo if the aggregator does not
+support them.
 
-torch calls `autoload` at `import torch` (entry point group `torch.backends`), so a script needs nothing but the name:
-`dist.init_process_group("switchml")`. What takes time to import waits until then.
+torch calls `autoload` at `import torch` (entry point group `torch.backends`), so a script needs only the name:
+`dist.init_process_group("switchml")`. Slow imports are deferred until then.
 
     SWITCHML_AGGREGATOR   HOST:PORT of an aggregator's control port. Unset: rank 0 starts one, which ends with the job
-    SWITCHML_SECRET       the job's secret, alike on all ranks; SWITCHML_SECRET_FILE: a file with it. Unset: a random
-                          one, which stands in torch's store for all who reach it
+    SWITCHML_SECRET       the job's secret, the same on all ranks; SWITCHML_SECRET_FILE: a file with it. Unset: a random
+                          one, stored in torch's store, where everybody who can connect to it can read it
     SWITCHML_JOB          the job's name in `switchml status`. Unset: torch, or torchrun's run id, and six digits
-    SWITCHML_JOIN_TIMEOUT how long rank 0 waits for an aggregator that is not there yet: 30s unless set
+    SWITCHML_JOIN_TIMEOUT limit for rank 0 to wait for an aggregator that has not started yet: 30s unless set
     SWITCHML_TLS_CA       PEM file with the certificate authority of the aggregator's control port. Unset: no TLS
-    SWITCHML_WIRE         int32, int16 or int8: lanes of floats, in fixed point with one exponent a block, where small
-                          values beside large ones are lost (docs/protocol.md, section 5). auto (the default): int32,
-                          and half precision as it is where the aggregator adds that up. exact: sums within a unit in
+    SWITCHML_WIRE         int32, int16 or int8: lanes of floats, in fixed point with one exponent per block, where small
+                          values next to large ones are lost (docs/protocol.md, section 5). auto (the default): int32,
+                          and unconverted half precision if the aggregator can add that. exact: sums within a unit in
                           the last place, in further rounds
-    SWITCHML_COLLECTIVES  0: only sums and averages go through the aggregator (collectives.py)
-    SWITCHML_HIERARCHY    node: the ranks of a host sum in shared memory, and one of them speaks to the network
+    SWITCHML_COLLECTIVES  0: only sums and averages use the aggregator (collectives.py)
+    SWITCHML_HIERARCHY    node: the ranks of a host sum in shared memory, and one communicates with the aggregator
 
-Rank 0 of a group reads the first and sends it to the other ranks through the group's store; each rank reads the
-others, and what else `HostAgent.join` takes from the environment.
+Rank 0 of a group reads the first and sends it to the other ranks through the group's store; each rank reads the others
+itself, and further settings of `HostAgent.join` from the environment.
 """
 
 import os
@@ -31,7 +32,7 @@ DEVICES = ["cpu", "cuda"]
 
 
 def autoload() -> None:
-    """Register the backend with torch. Costs next to nothing; safe to call again."""
+    """Register the backend with torch. Takes almost no time; may be called again."""
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=DEVICES)
         teach()
@@ -46,7 +47,8 @@ def autoload() -> None:
 
 
 def _create(options: Any, pg_options: object) -> dist.ProcessGroup:
-    """What torch calls for each group, with its _DistributedBackendOptions. There are no `pg_options` of ours."""
+    """Create a process group; called by torch for each group, with its _DistributedBackendOptions. `pg_options` are not
+    used."""
     from host_agent.pytorch.process_group import SwitchMLProcessGroup
 
     return SwitchMLProcessGroup(

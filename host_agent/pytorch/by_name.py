@@ -1,7 +1,8 @@
-"""What torch has for its own backends only, by name or in C++, and what ours needs too.
+"""Features that torch provides only for its own backends, selected by name or in C++, extended to the backend
+`switchml`.
 
 `teach()` replaces `init_process_group`, `monitored_barrier`, a method of DistributedDataParallel and one of its
-Reducer; for other backends they are torch's own as before. Imports nothing heavy: it runs at every `import torch`.
+Reducer; for other backends they work as before. Imports nothing heavy, since it runs at every `import torch`.
 """
 
 import functools
@@ -22,7 +23,7 @@ _forward_works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.Wea
 
 
 def teach() -> None:
-    """Safe to call again."""
+    """Install the replacements; may be called again."""
     if not hasattr(dist.monitored_barrier, "__wrapped__"):
         dist.init_process_group = c10d.init_process_group = _outliving_old_stores(dist.init_process_group)
         dist.monitored_barrier = c10d.monitored_barrier = _monitored_barrier(dist.monitored_barrier)
@@ -35,8 +36,8 @@ def teach() -> None:
 
 
 def _outliving_old_stores(of_torch: Any) -> Any:
-    """A rank that is back for another group sooner than rank 0 connects to the store of the group before, which rank 0
-    is about to end. It connects again until rank 0 has its new one, for as long as the group's timeout."""
+    """Retry on a stale store: a rank that creates its next group early connects to the store of the previous group,
+    which rank 0 is about to close. It reconnects until rank 0 has its new store, for as long as the group's timeout."""
     signature = inspect.signature(of_torch)
 
     @functools.wraps(of_torch)
@@ -54,7 +55,7 @@ def _outliving_old_stores(of_torch: Any) -> Any:
             except dist.DistNetworkError:
                 if time.monotonic() >= deadline:
                     raise
-            c10d._world.group_count = groups  # which names the group
+            c10d._world.group_count = groups  # group_count determines the group's name
 
     return init_process_group
 
@@ -77,8 +78,8 @@ def _monitored_barrier(of_torch: Any) -> Any:
 
 
 def _builtin_hook(of_torch: Any) -> Any:
-    """The two hooks that DDP has in C++ take only typed futures, which Python can't make: ours are their Python twins,
-    with the same numbers."""
+    """Replace DDP's two built-in C++ hooks by their Python equivalents with the same numerics: the C++ ones accept only
+    typed futures, which can't be created from Python."""
 
     @functools.wraps(of_torch)
     def register(ddp: DistributedDataParallel, comm_hook_type: dist.BuiltinCommHookType) -> None:
@@ -99,8 +100,8 @@ def _builtin_hook(of_torch: Any) -> Any:
 
 
 def _keeping_the_work(of_torch: Any) -> Any:
-    """`DDP.join` hands the Reducer a Work of which C++ keeps the C++ half alone; without its Python half a Work of ours
-    has no methods. So that lives until the next forward pass."""
+    """Keep the Work of `DDP.join` alive until the next forward pass: the Reducer references only its C++ half, and
+    without its Python half a Work of this backend has no methods."""
 
     @functools.wraps(of_torch)
     def set_forward_pass_work_handle(reducer: dist.Reducer, work: dist.Work, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""Which of a process group's collectives go through the aggregator, beside the all-reduce of sums: those of dense
-tensors, where the aggregator takes more than sums (docs/protocol.md, section 11), unless SWITCHML_COLLECTIVES=0. Each
-function returns a Work, or None for what Gloo is to do; that depends on nothing but what all ranks agree on. CUDA
-tensors go over pinned host memory (cuda.py).
+"""Selection of a process group's collectives, other than the all-reduce of sums, that use the aggregator: those of
+dense tensors, if the aggregator supports more than sums (docs/protocol.md, section 11), unless SWITCHML_COLLECTIVES=0.
+Each function returns a Work, or None if the collective is left to Gloo; that depends only on properties that are equal
+on all ranks. CUDA tensors are staged in pinned host memory (cuda.py).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from host_agent.pytorch.cuda import CudaStaging
 
 OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor", "BXOR": "bxor"}
-"""Ops of torch, and of an agent's collectives. PRODUCT is Gloo's, PREMUL_SUM a sum (premultiplied.py)."""
+"""Ops of torch → ops of an agent's collectives. PRODUCT is left to Gloo, PREMUL_SUM is a sum (premultiplied.py)."""
 
 
 class Group(Protocol):
-    """What is needed of a process group."""
+    """Interface of a process group used here."""
 
     agent: Agent | None
     callbacks: CallbackThreads
@@ -53,7 +53,7 @@ class Group(Protocol):
 
 
 class Batch:
-    """The collectives of one call of torch: one Work, done when all of them are."""
+    """The collectives of one torch call, with one Work that completes when all of them have."""
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class Batch:
     def add(
         self, source: torch.Tensor, target: torch.Tensor, numel: int, timeout_s: float, op: str = "sum", root: int = 0
     ) -> None:
-        """One collective of `numel` elements a rank between contiguous tensors; those on a GPU by way of the host."""
+        """Add one collective of `numel` elements per rank between contiguous tensors; tensors on a GPU are staged on
+        the host."""
         item, dtype = source.element_size(), str(source.dtype).removeprefix("torch.")
         shape = (target if self._kind == "reduce_scatter" else source).shape
         alike = f" of shape {list(shape)} on {source.device.type}" if self._group.notes_shapes else ""
@@ -91,11 +92,11 @@ class Batch:
             self._group.in_turn(partial(call_agent, source, target, numel, "", self.work.part_done))
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor holds, in memory whose result will be in the tensor in the end."""
+        """Contiguous memory with a tensor's values, whose result is copied back to the tensor at the end."""
         return tensor if tensor.is_cuda else flat_memory(tensor, self.work)
 
     def spread(self, whole: torch.Tensor, outputs: list[torch.Tensor]) -> Callable[[], None]:
-        """What copies a gathered tensor's rows to where they belong, on a GPU behind the copy up."""
+        """Function that copies the rows of a gathered tensor to `outputs`, on a GPU after the copy to the device."""
         place = self._cuda.on_side(whole) if self._cuda is not None and whole.is_cuda else nullcontext
 
         def copy() -> None:
@@ -107,7 +108,7 @@ class Batch:
 
 
 def goes(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str | None:
-    """The agent's name of `op` ("sum" for None) if the aggregator takes a collective of such tensors, else None."""
+    """The agent's name of `op` ("sum" for None) if the aggregator supports a collective of such tensors, else None."""
     if group.agent is None or not group.agent.takes_collectives:
         return None
     devices = {each.device.type for each in tensors}
@@ -124,7 +125,7 @@ def goes(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str |
 
 
 def _alike(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], factor: int) -> bool:
-    """Whether each output is `factor` times as long as its input, and of its dtype."""
+    """Whether each output has `factor` times as many elements as its input, and the same dtype."""
     return len(outputs) == len(inputs) and all(
         out.numel() == factor * each.numel() and out.dtype == each.dtype
         for out, each in zip(outputs, inputs, strict=True)
@@ -132,7 +133,7 @@ def _alike(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], fact
 
 
 def all_reduce(group: Group, tensors: list[torch.Tensor], op: Any, timeout_s: float) -> Work | None:
-    """In place; for ops other than sums."""
+    """In-place all-reduce, for ops other than sums."""
     name = goes(group, tensors, op)
     if name is None or name in SUMS:
         return None
@@ -175,7 +176,7 @@ def all_gather_into(
 def all_gather(
     group: Group, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], timeout_s: float
 ) -> Work | None:
-    """Into a list of tensors of the input's size."""
+    """All-gather into a list of tensors of the input's size."""
     if len(inputs) != 1 or len(outputs) != 1 or goes(group, [*outputs[0], *inputs]) is None:
         return None
     if len(outputs[0]) != group.size() or not all(_alike([out], inputs, 1) for out in outputs[0]):
@@ -183,7 +184,7 @@ def all_gather(
     batch = Batch(group, outputs[0], "all_gather", 1, inputs)
     source = in_order(inputs[0])
     whole = torch.empty((group.size(), source.numel()), dtype=source.dtype, device=source.device)
-    batch.work.before_finish.append(batch.spread(whole, outputs[0]))  # before it can be done
+    batch.work.before_finish.append(batch.spread(whole, outputs[0]))  # before the Work can complete
     batch.add(source, whole, source.numel(), timeout_s)
     return batch.work
 
@@ -203,7 +204,7 @@ def reduce_scatter_from(
 def reduce_scatter(
     group: Group, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], op: Any, timeout_s: float
 ) -> Work | None:
-    """From a list of tensors of the output's size."""
+    """Reduce-scatter from a list of tensors of the output's size."""
     if len(outputs) != 1 or len(inputs) != 1 or len(inputs[0]) != group.size():
         return None
     if not all(_alike([each], outputs, 1) and each.device == outputs[0].device for each in inputs[0]):
@@ -222,8 +223,8 @@ def barrier(group: Group, timeout_s: float) -> Work | None:
 
 
 def take(group: Group, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
-    """A call of ProcessGroup's method `name`, with its options object as torch.distributed has it; other styles of
-    calling are Gloo's."""
+    """Handle a call of ProcessGroup's method `name` with an options object, as torch.distributed calls it; other
+    calling conventions are left to Gloo."""
     if name not in _METHODS or set(kwargs) - {"opts"}:
         return None
     given = [*args, *kwargs.values()]
@@ -244,13 +245,13 @@ KINDS = {
     "recv": "receive",
     "recv_anysource": "receive",
 }
-"""Methods of ProcessGroup, and the collective that `switchml status` counts them as; `kind_of` knows the others."""
+"""Methods of ProcessGroup → collective under which `switchml status` counts them; `kind_of` handles the others."""
 _STEMS = {"allreduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather", "alltoall": "all_to_all",
           "all_to_all": "all_to_all", "reduce_scatter": "reduce_scatter"}  # fmt: skip
 
 
 def kind_of(method: str) -> str | None:
-    """The collective of a method of ProcessGroup; None if it is none."""
+    """The collective of a ProcessGroup method; None if it is not a collective."""
     stem = next((kind for stem, kind in _STEMS.items() if method.lstrip("_").startswith(stem)), None)
     return stem or KINDS.get(method)
 
@@ -275,4 +276,4 @@ _METHODS |= {
     "reduce_scatter_single": _METHODS["_reduce_scatter_base"],
     "reduce_scatter_single_coalesced": _METHODS["reduce_scatter_tensor_coalesced"],
 }
-"""Methods of ProcessGroup, in the names of several versions of torch."""
+"""Methods of ProcessGroup, by their names in several versions of torch."""

@@ -1,13 +1,13 @@
-"""Communication hooks for DistributedDataParallel: gradients go through a codec of switchml/codecs.
+"""Communication hooks for DistributedDataParallel: gradients are compressed by a codec of switchml/codecs.
 
     state = CodecState("topk:ratio=0.01", memory="residual")
     ddp.register_comm_hook(state, codec_hook)
 
-They work with any process group. On the backend `switchml`, what can be summed goes through the aggregator; on Gloo,
-NCCL or MPI it is that backend's all-reduce. What must be gathered takes the backend's all-gather in both.
+They work with any process group. With the backend `switchml`, sums use the aggregator; with Gloo, NCCL or MPI they use
+that backend's all-reduce. Gathers use the backend's all-gather in both cases.
 """
 
-# Annotations stay objects here: DDP compares a hook's with its own classes.
+# No deferred annotations here: DDP compares those of a hook with its own classes.
 
 import queue
 import threading
@@ -32,16 +32,15 @@ from switchml.errors import ConfigError, UnsupportedTensor
 
 
 class CodecState:
-    """What `codec_hook` needs: one for each DDP module, made on every rank with the same arguments.
+    """State of `codec_hook`: one per DDP module, created on every rank with the same arguments.
 
     `codec`, `memory`: texts as in docs/codecs.md, or "auto" (host_agent/compression/adaptive); `memory` None for the
-    one that suits the codec. `process_group`: the module's (None: the default one). `seed`: of codecs that draw random
-    numbers. Raises ConfigError.
+    codec's default error feedback. `process_group`: the module's (None: the default one). `seed`: for codecs that use
+    random numbers. Raises ConfigError.
 
-    `compressor.lr`: the learning rate, for error feedback that asks for it (EF-signSGD's); set it where it changes.
-
-    `bytes_sent`, `bytes_dense`: what this rank sent so far, and what it would have sent of float32; `compress_s`,
-    `exchange_s`: seconds spent computing, and waiting for collectives.
+    `compressor.lr`: the learning rate, for error feedback that depends on it (EF-signSGD's); set it when it changes.
+    `bytes_sent`, `bytes_dense`: bytes that this rank has sent so far, and that it would have sent as float32;
+    `compress_s`, `exchange_s`: seconds of computation, and of waiting for collectives.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class CodecState:
 
     @property
     def choices(self) -> list[str]:
-        """What the buckets go through at present, in their order; empty unless that is chosen (`auto`)."""
+        """Current codecs of the buckets, in order; empty unless the codec is "auto"."""
         return self.compressor.choices if isinstance(self.compressor, AutoCompressor) else []
 
     @property
@@ -88,13 +87,13 @@ class CodecState:
         return self.compressor.decisions if isinstance(self.compressor, AutoCompressor) else []
 
     def state_dict(self) -> dict[str, Any]:
-        """The residuals of this rank, for `load_state_dict`: plain values and arrays. Each rank saves, and
-        loads, its own. Raises ConfigError for `auto`, which measures anew, and for codecs by bucket."""
+        """The residuals of this rank, for `load_state_dict`: plain values and arrays. Each rank saves and loads its
+        own. Raises ConfigError for `auto`, which repeats its measurements, and for codecs by bucket."""
         self._settle()
         return self._kept().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there. Raises ConfigError if it is of another codec, error feedback or seed."""
+        """Continue from a saved state. Raises ConfigError if it is of another codec, error feedback or seed."""
         self._settle()
         self._kept().load_state_dict(state_dict)
 
@@ -105,14 +104,14 @@ class CodecState:
         return self.compressor
 
     def _settle(self) -> None:
-        """Wait for all that was submitted."""
+        """Wait for all submitted tasks."""
         if self._thread is not None:
             done = threading.Event()
             self._tasks.put(done.set)
             done.wait()
 
     def __getstate__(self) -> dict[str, Any]:
-        """As checkpoints of torch's hooks have it, without the process group: unpickled, it has the default one."""
+        """State for pickling, without the process group, like torch's hooks: unpickled, it has the default group."""
         return {"memory": str(self._kept().error_feedback), "state_dict": self.state_dict(), "lr": self.compressor.lr}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -122,13 +121,13 @@ class CodecState:
         self.compressor.lr = state["lr"]
 
     def stats(self) -> dict[str, float]:
-        """The figures above by name."""
+        """The counters above by name."""
         names = ("bytes_sent", "bytes_dense", "compress_s", "exchange_s")
         return {name: getattr(self, name) for name in names}
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run `task()` on this state's thread, in the caller's modes, after those before: the one order that all ranks
-        share."""
+        """Run `task()` on this state's thread, in the caller's modes, after earlier tasks: the same order on
+        all ranks."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="switchml-codec", daemon=True)
             self._thread.start()
@@ -139,7 +138,7 @@ class CodecState:
             task = self._tasks.get()
             start = time.perf_counter()
             task()
-            del task  # or its bucket would live until the next
+            del task  # otherwise its bucket would live until the next task
             self.busy_s += time.perf_counter() - start
 
 
@@ -152,12 +151,12 @@ def _run_in(modes: CallersModes, task: Callable[[], None]) -> None:
 def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Mean of a bucket's gradients, compressed.
 
-    1. Take the bucket's buffer (or, if the codec goes by matrices, each gradient in it) as float32.
-    2. On the state's thread: add the error feedback, compress, exchange, decompress, remember the rest.
+    1. Take the bucket's buffer (or, if the codec works on matrices, each gradient in it) as float32.
+    2. On the state's thread: add the error feedback, compress, exchange, decompress, store the residual.
     3. Write the mean into the buffer and complete the future.
 
     A gradient that is not float32, float16, bfloat16 or float64 raises UnsupportedTensor out of `backward()`. The first
-    iteration's residuals are lost where DDP then rebuilds its buckets.
+    iteration's residuals are lost if DDP then rebuilds its buckets.
     """
     buffer = bucket.buffer()
     if not buffer.is_floating_point():
@@ -171,7 +170,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     state.bytes_dense += 4 * buffer.numel()
     promise: Promise[torch.Tensor] = Promise([buffer])
 
-    # float32 on the host, taken now: on a GPU this waits for the stream that the hook runs on.
+    # float32 on the host, copied now: on a GPU this waits for the stream that the hook runs on.
     vectors = [piece.detach().to("cpu", torch.float32).numpy() for piece in pieces]
 
     def task() -> None:
@@ -189,9 +188,11 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
 
 
 class GroupReducer:
-    """A Reducer (compressed.py) over a process group of torch.distributed; `seconds` were spent in its collectives.
+    """A Reducer (compressed.py) over a process group of torch.distributed; `seconds` is the time spent in its
+    collectives.
 
-    With the backend `switchml` sums go to its agent straight, which knows more kinds of lanes than torch has types.
+    With the backend `switchml`, sums are passed directly to its agent, which supports more kinds of lanes than torch
+    has dtypes.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None):
@@ -205,7 +206,7 @@ class GroupReducer:
         self._device = torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else "cpu"
 
     def health(self) -> Health:
-        """What the backend's agent has counted."""
+        """Counters of the backend's agent."""
         stats: dict[str, Any] = self._stats()
         return Health(**{name: stats[name] for name in ("rtt_s", "sent", "retransmitted")}) if stats else Health()
 
@@ -217,7 +218,7 @@ class GroupReducer:
             self.seconds += time.perf_counter() - start
 
     def later(self, request: Max, context: StepContext) -> Callable[[], np.ndarray]:
-        """The answer when it is called for; the request goes out now."""
+        """Start the request now; the returned function waits for its answer."""
         if self._agent is not None:
             return self._agent.later(request, context)
         tensor = torch.from_numpy(request.values.copy()).to(self._device)
@@ -233,7 +234,7 @@ class GroupReducer:
     def wire_bytes(self, request: Request) -> int:
         if isinstance(request, Sum | Max) and self._agent is not None:
             return self._agent.wire_bytes(request)
-        if isinstance(request, Sum | Max):  # a ring sends, and receives, nearly twice the vector
+        if isinstance(request, Sum | Max):  # a ring sends and receives nearly twice the vector
             return 2 * request.nbytes * (self.world - 1) // self.world
         gathered = (self.world - 1) * (request.payload.nbytes + 8)
         if isinstance(request, Gather) or self._agent is None:
@@ -256,7 +257,7 @@ class GroupReducer:
         return self._sparse_sum(request, context)
 
     def _sparse_sum(self, request: SparseSum, context: StepContext) -> np.ndarray:
-        """Gathered; or, where that puts less on the links, through the aggregator."""
+        """Sum of sparse vectors: gathered, or through the aggregator if that puts fewer bytes on the links."""
         if self._agent is None:
             sizes = self.world * [request.payload.nbytes] if request.is_sized else None
             return sum_of_payloads(self._gather(request.payload, sizes))
@@ -271,7 +272,7 @@ class GroupReducer:
 
     def _sum(self, request: Sum) -> np.ndarray:
         values = request.values
-        if values.dtype in (np.int8, np.int16):  # not every backend has them: NCCL lacks int16
+        if values.dtype in (np.int8, np.int16):  # not every backend supports them: NCCL lacks int16
             lanes = self._all_reduce(lanes_of(values), dist.ReduceOp.SUM)
             return values_of(lanes, values.dtype, values.size)
         return self._all_reduce(values, dist.ReduceOp.SUM, request.wire)
@@ -284,7 +285,7 @@ class GroupReducer:
         return tensor.to("cpu", torch.from_numpy(values).dtype).numpy()
 
     def _gather(self, payload: Payload, sizes: list[int] | None = None) -> list[Payload]:
-        """All ranks' payloads; `sizes`: of their bytes, where they are known."""
+        """Gather all ranks' payloads; `sizes`: their sizes in bytes, if known."""
         raw = torch.frombuffer(bytearray(payload.to_bytes()), dtype=torch.uint8).to(self._device)
         if sizes is None:
             sizes = [int(size) for size in self._all_gather(torch.tensor([raw.numel()], device=self._device))]

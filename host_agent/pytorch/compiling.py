@@ -1,4 +1,4 @@
-"""torch.compile and this package: our code runs below compiled modules, and is not compiled itself."""
+"""Compatibility with torch.compile: this package runs below compiled modules, and is not compiled itself."""
 
 from collections.abc import Callable
 from types import FunctionType
@@ -11,11 +11,11 @@ Class = TypeVar("Class", bound=type)
 
 
 def never_compiled(function: Function) -> Function:
-    """Let torch.compile leave this function alone, with all that it calls.
+    """Exclude this function, with all that it calls, from torch.compile.
 
-    While a compiled module runs, Dynamo takes up every Python frame, also one that C++ calls: DDP's broadcast of
-    buffers, a comm hook. It refuses process groups there. `torch.compiler.disable` does the same, but it imports the
-    compiler, which takes seconds, for everybody.
+    While a compiled module runs, Dynamo traces every Python frame, including those called from C++: DDP's broadcast of
+    buffers, a comm hook. It does not support process groups there. `torch.compiler.disable` has the same effect, but
+    imports the compiler, which takes seconds.
     """
     code = function.__code__
     if hasattr(eval_frame, "set_code_exec_strategy"):
@@ -29,7 +29,7 @@ def never_compiled(function: Function) -> Function:
 
 
 def never_compiled_methods(cls: Class) -> Class:
-    """All functions in the body of `cls`."""
+    """Apply `never_compiled` to all functions in the body of `cls`."""
     for name, value in list(vars(cls).items()):
         if isinstance(value, FunctionType):
             setattr(cls, name, never_compiled(value))

@@ -1,6 +1,6 @@
-"""How many collectives of a process group went through the aggregator, and how many through Gloo, for
-`switchml status`: the group reports them to the aggregator at most once a second, and with them what the process's
-planned loader has counted."""
+"""Counts of a process group's collectives that used the aggregator, and of those that used Gloo, for `switchml status`:
+the group reports them to the aggregator at most once a second, together with the counters of the process's planned
+loader."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from host_agent.base import Agent
 
 GLOO = "/gloo"
-"""Behind a collective's name: those that Gloo did."""
+"""Suffix of a collective's name if Gloo performed it."""
 PERIOD_S = 1.0
 
 
 class Counts:
-    """Of one group. `add` may be called from any thread."""
+    """Counts of one group. `add` may be called from any thread."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -31,7 +31,7 @@ class Counts:
         self._agent = agent
 
     def add(self, kind: str, way: str = "") -> None:
-        """One more collective; `way`: GLOO, or the aggregator if empty."""
+        """Count one collective; `way`: GLOO, or empty for the aggregator."""
         with self._lock:
             self._counts[kind + way] += 1
             if self._agent is None or self._timer is not None:
@@ -41,7 +41,7 @@ class Counts:
             self._timer.start()
 
     def close(self) -> None:
-        """Report for the last time."""
+        """Send the final report."""
         with self._lock:
             agent, self._agent = self._agent, None
             timer, self._timer = self._timer, None

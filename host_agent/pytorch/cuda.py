@@ -1,19 +1,21 @@
-"""CUDA tensors on their way through the aggregator: down to pinned host memory, reduced there, and up again.
+"""Staging of CUDA tensors for the aggregator: copied to pinned host memory, reduced there, and copied back.
 
-A tensor goes in pieces (`cuts`), each a call of the agent's: while one is reduced, the next comes down and the one
-before goes up. What keeps it in order:
+A tensor is divided into pieces (`cuts`), each a call of the agent: while one is reduced, the next is copied to the host
+and the previous one back. Synchronization:
 
-1. `move` (the caller's thread) lets a side stream wait for what the caller's stream has queued, and queues the copies
-   down, an event behind each.
-2. One thread, first in first out, waits until a copy has landed and then calls the agent. All ranks so call it in the
-   same order, also if CPU and CUDA tensors alternate: once a group has seen a CUDA tensor, its CPU tensors take this
-   queue too.
-3. When a piece is reduced, a callback thread queues its copy up on another side stream (copies down wait for kernels of
-   the caller's, and copies up behind them would too), and behind the last piece an event.
-4. `wait` blocks the caller until the copies are queued, and lets the caller's stream wait for the event. As with NCCL,
-   the caller's kernels come after the result; unlike NCCL, the caller's thread waits for the network.
-5. The future is completed with the side streams current and with the tensors as its value, so that it records the same
-   point (futures.py). DDP waits for nothing else.
+1. `move` (on the caller's thread) makes a side stream wait for the work queued on the caller's stream, and
+queues the copies to the host, each followed by an event.
+2. One FIFO thread waits until a copy has completed and then calls the agent. So all ranks make these calls
+in the same order, even if CPU and CUDA tensors alternate: once a group has reduced a CUDA tensor, its CPU
+tensors use this queue too.
+3. When a piece is reduced, a callback thread queues its copy to the device on another side stream (copies
+to the host wait for the caller's kernels, and copies to the device on the same stream would too), and an
+event after the last piece.
+4. `wait` blocks the caller until the copies are queued, and makes the caller's stream wait for the event.
+As with NCCL, the caller's kernels run after the result; unlike NCCL, the caller's thread waits for the
+network.
+5. The future is completed with the side streams current and with the tensors as its value, so that it
+records the same point (futures.py). DDP waits for nothing else.
 """
 
 from __future__ import annotations
@@ -33,22 +35,22 @@ from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, copy_back, in_ord
 
 Done = Callable[[BaseException | None], None]
 CallAgent = Callable[[torch.Tensor, torch.Tensor, int, str, Done], None]
-"""`call_agent(source, target, numel, note, done)`: a collective between contiguous tensors of the host, of `numel`
-elements a rank. `note`: which piece of what, for the ranks to compare."""
+"""`call_agent(source, target, numel, note, done)`: a collective between contiguous tensors on the host, of `numel`
+elements per rank. `note`: describes the piece, to be compared between ranks."""
 PIECE_BYTES = 4 << 20
-"""Of a rank. So long that a call's own work is small beside it; so short that the first copy down and the last one up,
-with which nothing overlaps, are small beside a bucket's sum."""
+"""Size of a piece per rank. Large enough that the overhead of a call is small in comparison; small enough that the
+first copy to the host and the last one back, which do not overlap, are short compared with a bucket's sum."""
 
 
 def cuts(numel: int, item: int) -> list[tuple[int, int]]:
-    """Where each piece of `numel` elements of `item` bytes begins and ends: alike on all ranks, as it depends on
-    nothing else. One piece if there are none."""
+    """Bounds of the pieces of `numel` elements of `item` bytes: equal on all ranks, since they depend on nothing else.
+    One piece if there are no elements."""
     size = max(PIECE_BYTES // item, 1)
     return [(begin, min(begin + size, numel)) for begin in range(0, max(numel, 1), size)]
 
 
 class CudaStaging:
-    """The side streams and the queue of one process group."""
+    """The side streams and the call queue of one process group."""
 
     def __init__(self, name: str):
         self._down: dict[torch.device, torch.cuda.Stream] = {}
@@ -58,7 +60,7 @@ class CudaStaging:
         self._thread.start()
 
     def work_type(self, tensors: list[torch.Tensor]) -> Callable[..., CudaAllReduceWork]:
-        """Makes the Work for these tensors, with AllReduceWork's arguments."""
+        """Factory of the Work for these tensors, with AllReduceWork's arguments."""
         devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         streams = [_stream(self._up, device) for device in devices]
         return lambda *args, **named: CudaAllReduceWork(streams, *args, **named)
@@ -67,7 +69,7 @@ class CudaStaging:
         self, source: torch.Tensor, target: torch.Tensor, numel: int, work: AllReduceWork, call_agent: CallAgent
     ) -> None:
         """Queue a part of `work`: a collective from `source` into `target`, CUDA tensors or the same one, of `numel`
-        elements a rank. A reduce-scatter's source and an all-gather's target have as many for each rank."""
+        elements per rank. A reduce-scatter's source and an all-gather's target have that many for each rank."""
         down, up = _stream(self._down, source.device), _stream(self._up, target.device)
         down.wait_stream(torch.cuda.current_stream(source.device))
         source.record_stream(down)
@@ -94,13 +96,14 @@ class CudaStaging:
             self.when_landed(landed, work, partial(call_agent, host, into, end - begin, note, done))
 
     def when_landed(self, landed: torch.cuda.Event | None, work: AllReduceWork, call: Callable[[], None]) -> None:
-        """Do `call` in its turn, once a copy has landed; if that fails, so has a part of `work`."""
+        """Make `call` in order, once a copy has completed; if the copy fails, report the failure of a part of
+        `work`."""
 
         def task() -> None:
             try:
                 if landed is not None:
                     landed.synchronize()
-            except RuntimeError as error:  # a kernel of the caller's failed
+            except RuntimeError as error:  # a kernel of the caller failed
                 work.part_done(error)
             else:
                 call()
@@ -108,17 +111,17 @@ class CudaStaging:
         self._landed.put(task)
 
     def call(self, task: Callable[[], None]) -> None:
-        """Do something of the caller's in its turn."""
+        """Run a task of the caller in order with the queued calls."""
         self._landed.put(task)
 
     def on_side(self, tensor: torch.Tensor) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """The context of the side stream that results go up to a tensor's device in."""
+        """Context in which the side stream for results on a tensor's device is current."""
         stream = _stream(self._up, tensor.device)
         return lambda: torch.cuda.stream(stream)
 
     def on_stream(self, tensor: torch.Tensor) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """Where a sparse tensor gets its result: a context on the side stream, whose memory the caller's stream may
-        then use."""
+        """Context for storing the result of a sparse tensor: on the side stream, with its memory marked as used by the
+        caller's stream."""
         stream, callers = _stream(self._up, tensor.device), torch.cuda.current_stream(tensor.device)
 
         @contextlib.contextmanager
@@ -131,7 +134,7 @@ class CudaStaging:
         return inside
 
     def close(self) -> None:
-        """Pass on what is queued and end the thread."""
+        """Process the queued calls and end the thread."""
         self._landed.put(None)
         self._thread.join()
 
@@ -148,7 +151,7 @@ def _stream(streams: dict[torch.device, torch.cuda.Stream], device: torch.device
 
 
 def _pinned(like: torch.Tensor) -> torch.Tensor:
-    """Of torch's cache of pinned memory, which knows when a copy has left a block of it."""
+    """Buffer from torch's cache of pinned memory, which tracks when copies out of a block have completed."""
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
 
@@ -159,7 +162,7 @@ def _copy_up(values: torch.Tensor, tensor: torch.Tensor, stream: torch.cuda.Stre
 
 @never_compiled_methods
 class CudaAllReduceWork(AllReduceWork):
-    """An AllReduceWork whose end is an event on each side stream."""
+    """An AllReduceWork that completes with an event on each side stream."""
 
     def __init__(self, streams: list[torch.cuda.Stream], *args: Any, **named: Any):
         self._streams = streams
@@ -172,7 +175,7 @@ class CudaAllReduceWork(AllReduceWork):
         return True
 
     def synchronize(self) -> None:
-        """Let the current streams wait for the sums; the work must be done."""
+        """Make the current streams wait for the results; the work must be done."""
         for stream, event in zip(self._streams, self._copied_up, strict=False):
             torch.cuda.current_stream(stream.device).wait_event(event)
 

@@ -1,12 +1,14 @@
-"""A future of torch that another thread completes: the one way in which results of ours become ready for those who
-chain on a future in place of waiting for a Work, as DDP does.
+"""torch futures that are completed by another thread, for code that chains on a future instead of waiting for a Work,
+such as DDP.
 
-Two rules of torch's C++ futures stand behind it (ATen/core/ivalue_inl.h):
+The implementation follows from two rules of torch's C++ futures (ATen/core/ivalue_inl.h):
 
-1. A future made for devices records an event on their current streams, for the devices of the tensors *in its value*;
-   who waits for it, or chains on it, comes after these events. A future of None orders nothing. So the value is what
-   was computed, and whoever completes the future does so with the streams current that computed it.
-2. Only an exception inside a `then` becomes an error that C++ sees; `Future.set_exception` is a notion of Python's.
+1. A future created for devices records an event on their current streams, for the devices of the tensors
+*in its value*; code that waits for it, or chains on it, runs after these events. A future of None orders
+nothing. So the value is the result, and the future is completed while the streams that computed the result
+are current.
+2. Only an exception raised in a `then` callback becomes an error in C++; `Future.set_exception` only
+affects Python.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class Promise(Generic[Value]):
-    """`future`, until `complete` is called, once, with these tensors in its value."""
+    """`future`, which is pending until `complete` is called, once; `tensors` are those in its value."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
@@ -27,7 +29,7 @@ class Promise(Generic[Value]):
         self.future: torch.futures.Future[Value] = self._given.then(self._outcome)
 
     def complete(self, value: Value, error: BaseException | None = None) -> None:
-        """Runs what was chained on the future, on this thread."""
+        """Complete the future; runs its callbacks on this thread."""
         self._error = error
         self._given.set_result(value)
 

@@ -1,6 +1,6 @@
-"""What goes to Gloo: in contiguous memory, since it takes memory as it lies; and of collectives, where the aggregator
-takes them, behind a barrier that says what this rank has called, so that ranks that called something else, or whose
-tensors go to the agent, hear of it at once. (Gloo itself ends the process where sizes differ.)"""
+"""Calls of Gloo: in contiguous memory, since it ignores strides; and, for collectives with an aggregator that supports
+it, after a barrier with the call's signature, so that ranks whose calls differ, or use the agent, fail at once. (Gloo
+itself aborts the process if sizes differ.)"""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 Done = Callable[["BaseException | None"], None]
 _ONE_SIDED = ("send", "recv", "recv_anysource", "monitored_barrier")
-"""Not for all ranks at once, or waiting for them with a time of its own."""
+"""Methods that not all ranks call, or that have their own timeout for waiting for them."""
 _SHARES_OUT = ("scatter", "reduce_scatter")
-"""Collectives whose outputs are one share; of the others, the inputs are."""
+"""Collectives whose outputs are one rank's share; in the others, the inputs are."""
 
 
 def signature_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], notes: bool) -> Signature | None:
-    """What all ranks must have alike of a call of ProcessGroup's method `name`; None for what no other rank need call.
-    `notes`: shapes and devices, too."""
+    """Signature of a call of ProcessGroup's method `name`, which must be equal on all ranks; None for calls that other
+    ranks need not make. `notes`: include shapes and devices."""
     kind = kind_of(name)
     if kind is None or name in _ONE_SIDED:
         return None
@@ -49,13 +49,14 @@ def signature_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], notes
 
 
 def note_of(tensors: list[torch.Tensor]) -> str:
-    """What TORCH_DISTRIBUTED_DEBUG=DETAIL compares beside sizes."""
+    """Shapes and device, which TORCH_DISTRIBUTED_DEBUG=DETAIL compares in addition to sizes."""
     shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
     return f" of shape {shapes} on {tensors[0].device.type}"
 
 
 def contiguous(value: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """An argument with contiguous copies in place of its strided tensors; both are added to `copies`."""
+    """An argument with its strided tensors replaced by contiguous copies; (copy, tensor) pairs are appended to
+    `copies`."""
     if isinstance(value, list | tuple):
         return [contiguous(each, copies) for each in value]
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or is_in_order(value):
@@ -66,7 +67,7 @@ def contiguous(value: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> A
 
 
 class Launches:
-    """Calls of Gloo that wait until the ranks have agreed on them. They begin in the order in which they were made, as
+    """Calls of Gloo that wait until the ranks have agreed on them. They start in the order in which they were made, as
     Gloo requires."""
 
     def __init__(self) -> None:
@@ -74,7 +75,8 @@ class Launches:
         self._lock = threading.RLock()
 
     def add(self, begin: Done) -> Done:
-        """The next call: `begin` is called in its turn with what the returned function was told, an error or None."""
+        """Add a call; returns a function to be called with an error or None once the ranks have agreed, which `begin`
+        is then called with, in order."""
         launch = _Launch(begin)
         self._waiting.append(launch)
 
@@ -96,7 +98,8 @@ class _Launch:
 
 
 class GlooWork(AllReduceWork):
-    """Of a call of Gloo's `method`: begun by `begin`, once, and done when Gloo is and its results are in place."""
+    """Work of a call of Gloo's `method`: started by `begin`, once, and done when Gloo is and its results are copied
+    back."""
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class GlooWork(AllReduceWork):
         self._copies = [(each, strided[id(each)]) for each in results if id(each) in strided]
 
     def begin(self, error: BaseException | None = None) -> None:
-        """Call the method, unless the ranks do not agree."""
+        """Call the method, unless the ranks do not agree (`error`)."""
         if error is None:
             try:
                 with self._modes():
@@ -131,7 +134,7 @@ class GlooWork(AllReduceWork):
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Those in an argument: a tensor, a list of tensors, or of such lists."""
+    """Tensors in an argument: a tensor, a list of tensors, or of such lists."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, list | tuple) else []
@@ -145,7 +148,7 @@ def _name_of(op: Any) -> str:
 
 
 def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """An ordinary process group over Gloo, as `init_process_group("gloo")` makes it. It lives no longer than `part`."""
+    """Create a process group over Gloo, as `init_process_group("gloo")` does. It must not outlive `part`."""
     group = dist.ProcessGroup(part.unsealed(), rank, size)
     gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
     gloo._set_sequence_number_for_group()
@@ -157,7 +160,8 @@ def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.Proce
 
 
 def op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, timedelta | None]:
-    """Op and timeout (None: the group's) of a call in one of ProcessGroup's styles: options object, or one by one."""
+    """Op and timeout (None: the group's) of a call in either of ProcessGroup's calling conventions: options object, or
+    separate arguments."""
     options = args[0] if args else kwargs.get("opts", kwargs.get("op", dist.ReduceOp.SUM))
     if hasattr(options, "reduceOp"):
         op, timeout = options.reduceOp, options.timeout

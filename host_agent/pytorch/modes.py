@@ -1,5 +1,5 @@
-"""What torch keeps for each thread and a caller has set: for what runs later, on a thread of ours, in the caller's
-place. Gloo's works do the same in C++ (`at::ThreadLocalState`)."""
+"""Capture of torch's thread-local modes, for code that runs later on another thread on behalf of the caller. Gloo's
+Work objects do the same in C++ (`at::ThreadLocalState`)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ _AUTOCAST = ("cpu", "cuda")
 
 
 class CallersModes:
-    """Those of the thread that makes this: inference mode, grad mode, autocast, and the current CUDA stream. (What is
-    deterministic, torch keeps for the process.)"""
+    """Modes of the thread that creates this object: inference mode, grad mode, autocast, and the current CUDA stream.
+    (Deterministic algorithms are a process-wide setting.)"""
 
     def __init__(self) -> None:
         self._inference, self._grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
@@ -24,7 +24,7 @@ class CallersModes:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """A context in which this thread has them."""
+        """Context in which the current thread has these modes."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))

@@ -1,5 +1,5 @@
-"""`ReduceOp.PREMUL_SUM`, by which FSDP2 divides gradients (`set_gradient_divide_factor`): each rank multiplies its own
-tensors, and what follows is a plain sum. Of torch's backends NCCL has it."""
+"""`ReduceOp.PREMUL_SUM`, with which FSDP2 divides gradients (`set_gradient_divide_factor`): each rank multiplies its
+own tensors, followed by a plain sum. Of torch's backends only NCCL supports it."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ import torch.distributed as dist
 from host_agent.pytorch.gloo import tensors_in
 
 _PREMUL_SUM: Any = dist.ReduceOp.PREMUL_SUM
-"""A ReduceOp compares itself with it."""
+"""Constant that a ReduceOp can be compared with."""
 
 
 def plain(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call of ProcessGroup's method `name` as one that sums: tensors are multiplied in place if the result is to be
-    there, else in copies. Calls with other ops are what they were, and those that name tensors by keyword, which torch
-    does not: Gloo refuses the op."""
+    """Convert a call of ProcessGroup's method `name` to a plain sum: tensors are multiplied in place if they receive
+    the result, else in copies. Unchanged are calls with other ops, and those with tensors as keyword arguments, which
+    torch does not make: Gloo refuses the op."""
     found = next((each for each in map(_op_of, (*args, *kwargs.values())) if each is not None), None)
     if found is None or tensors_in(list(kwargs.values())):
         return args, kwargs
@@ -48,7 +48,7 @@ def _op_of(value: Any) -> Any:
 
 
 def _summed(value: Any) -> Any:
-    """An argument with SUM for PREMUL_SUM; options are the caller's, who gets them back unchanged."""
+    """An argument with PREMUL_SUM replaced by SUM; options are copied, so that the caller's are unchanged."""
     if _op_of(value) is None:
         return value
     if not hasattr(value, "reduceOp"):

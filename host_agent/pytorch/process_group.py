@@ -1,12 +1,11 @@
 """The process group of the backend `switchml`: collectives through the aggregator, or else through Gloo.
 
-A group holds two things: an agent, joined to a job of its own at the aggregator, and an ordinary torch process group
-over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries goes to the agent, if it is dense or
-sparse (COO), and so do other collectives where the aggregator takes them (collectives.py); all else is handed to Gloo
-unchanged. Both were set up from the same store when
-the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the same
-aggregator. Only a sub-group of one rank joins nothing: its sums are what they are. With protocol v1, whose switch has
-one job, sub-groups are Gloo's.
+A group has an agent, joined to a job of its own at the aggregator, and an ordinary torch process group over Gloo. An
+all-reduce with SUM or AVG of a tensor whose dtype is supported goes to the agent, if it is dense or sparse (COO), and
+so do other collectives if the aggregator supports them (collectives.py); all else is passed to Gloo unchanged. Both are
+set up from the same store when the group is created, so sub-groups (`dist.new_group`) need no special treatment: their
+ranks join a job of their own at the same aggregator. Only a sub-group of one rank joins none: its sums are its inputs.
+With protocol v1, whose switch has one job, sub-groups use Gloo.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ WIRE_DTYPES = {
     torch.int32: "int32",
     torch.int64: "int64",
 }
-"""Types that the agent sums, by its own names."""
+"""Dtypes that the agent sums → its names for them."""
 _V1_DTYPES = frozenset(dtype for dtype, name in WIRE_DTYPES.items() if name in DTYPES)
-"""Those that protocol v1 has."""
+"""Dtypes that protocol v1 supports."""
 
 GLOO_METHODS = (
     "broadcast", "allgather", "_allgather_base", "all_gather_single", "allgather_coalesced",
@@ -68,24 +67,24 @@ GLOO_METHODS = (
     "recv", "recv_anysource", "barrier", "monitored_barrier", "get_group_store", "_get_backend", "_start_coalescing",
     "_end_coalescing", "_set_sequence_number_for_group", "_get_sequence_number_for_group",
 )  # fmt: skip
-"""Methods of ProcessGroup that are Gloo's, except for what collectives.py takes. A torch that lacks one of them is
-fine."""
+"""Methods of ProcessGroup that are passed to Gloo, except for calls that collectives.py takes. A torch that lacks one
+of them is supported."""
 
 JOIN_TIMEOUT_S = 60.0
-"""All ranks are here, as Gloo has connected them: an aggregator that can't be reached need not cost half an hour."""
+"""All ranks have started, since Gloo has connected them, so an unreachable aggregator need not take a timeout of half
+an hour."""
 
 _default: Invitation | None = None
-"""The default group's aggregator and secret, for its sub-groups."""
+"""Aggregator and secret of the default group, for its sub-groups."""
 _open_groups: weakref.WeakSet[SwitchMLProcessGroup] = weakref.WeakSet()
 
 
 @never_compiled_methods
 class SwitchMLProcessGroup(dist.ProcessGroup):
-    """What `dist.init_process_group("switchml")` and `dist.new_group()` make.
+    """Process group created by `dist.init_process_group("switchml")` and `dist.new_group()`.
 
-    `timeout` limits joining and each all-reduce: when one is not done in time, the agent gives up the job and
-    everything outstanding fails with CollectiveTimeout. Errors of the job (PeerLost, AggregatorLost, …) come out of
-    `Work.wait()`.
+    `timeout` limits joining and each all-reduce: after it, the agent leaves the job and all outstanding calls fail with
+    CollectiveTimeout. Errors of the job (PeerLost, AggregatorLost, …) are raised by `Work.wait()`.
     """
 
     def __init__(
@@ -99,8 +98,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         global_ranks: tuple[int, ...] = (),
         job: str = "",
     ):
-        """`global_ranks`: the default group's rank of each rank; empty if this is the default group. `job`: how the
-        job's name begins, of a group that is neither the default one nor a part of it."""
+        """`global_ranks`: the default group's rank of each rank; empty if this is the default group. `job`: prefix of
+        the job's name, for a group that is neither the default one nor a part of it."""
         super().__init__(rank, size)  # type: ignore[call-arg]  # its stub takes no arguments
         self._timeout = timeout
         self._global_ranks = global_ranks
@@ -109,24 +108,24 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._description = "undefined"
         self._gloo: dist.ProcessGroup | None = None
         self.agent: Agent | None = None
-        """For its statistics; None after shutdown and in a sub-group of one rank."""
+        """The agent, for example for its statistics; None after shutdown and in a sub-group of one rank."""
         self._cuda: CudaStaging | None = None
         self.error: JobError | None = None
-        """Why the job is over, once a call has failed of it."""
+        """Error that ended the job, once a call has failed with it."""
         self._shutdown_lock = threading.Lock()
         self._submit_lock = threading.Lock()
         self._launches = gloo.Launches()
         self.callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
         self._takes_all = _takes_all()
         self.notes_shapes = dist.get_debug_level() == dist.DebugLevel.DETAIL
-        """Ranks must agree on shapes and devices, too, as torch's own backends check."""
+        """Whether ranks must also agree on shapes and devices, as torch's own backends check."""
         is_v1 = protocol_of(None).version == "v1"
         self._sums = _V1_DTYPES if is_v1 else frozenset(WIRE_DTYPES)
         if is_v1 and not self._is_default:
             self._sums = frozenset()
         self._counts = Counts()
         address, secret = (None, "") if _default is None else (_default.address, _default.secret)
-        # Ranks of the default group have its secret; a group that is no part of it may have ranks of several.
+        # Ranks of the default group have its secret; a group outside it may have ranks of several default groups.
         secret = given_secret() or (secret if global_ranks else "")
         try:
             part = own_part(store, rank, size, timeout, secret)
@@ -147,7 +146,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 self._join(rendezvous)
         except BaseException as error:
             self._leave(in_good_order=False)
-            if isinstance(error, dist.DistError):  # as it is, it may make torch's caller try again (by_name.py)
+            if isinstance(error, dist.DistError):  # unconverted, it might make torch's caller retry (by_name.py)
                 error = JoinError(f"torch's store failed before the group was complete: {error}")
             if isinstance(error, JoinError):
                 without_traceback()
@@ -181,12 +180,12 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         wire = self.agent.wire + (" (half precision as it is)" if self.agent.sums_halves else "")
         print(f"switchml: {self.size()} ranks through {address}, {transport}, {wire}", file=sys.stderr, flush=True)
 
-    # What torch asks about the group.
+    # Properties of the group that torch queries.
 
     def getBackendName(self) -> str:
         return "switchml"
 
-    # Names live in a group's backends, and it is the Gloo group that has one.
+    # Names are stored in a group's backends, which only the Gloo group has.
 
     def getGroupName(self) -> str:
         return self._name
@@ -212,12 +211,12 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def seconds(self, timeout: timedelta | None) -> float:
-        """A call's own timeout, or else the group's. That is Gloo's, where torch sets it (`_set_pg_timeout`)."""
+        """A call's own timeout, or else the group's, which torch sets on Gloo (`_set_pg_timeout`)."""
         if timeout is None:
             timeout = self._require_gloo()._get_backend(torch.device("cpu")).options._timeout
         return timeout.total_seconds()
 
-    # The collectives that the aggregator knows.
+    # Collectives that the aggregator supports.
 
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:  # type: ignore[override]  # has overloads
         """`allreduce([tensor], options)`, or `allreduce(tensor_or_list, op=SUM, timeout=None)`."""
@@ -225,7 +224,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         tensors, args = given[0], given[1:]
         op, timeout = gloo.op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
+        # Several tensors in one call mean one per device of this rank, all summed into each; left to Gloo.
         if len(listed) == 1 and self._carries(listed, op):
             self._counts.add("all_reduce")
             return self._submit(listed, op, timeout)
@@ -244,17 +243,17 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return by_gloo
 
     def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
-        """Another method's call, if the aggregator takes it."""
+        """Submit the call of another method if the aggregator supports it, else return None."""
         kind, work = collectives.kind_of(name), None
         if self._takes_all and kind is not None:
-            with self._submit_lock, recording.launching():  # the lock keeps what belongs to one call together
+            with self._submit_lock, recording.launching():  # the lock keeps the parts of one call together
                 work = collectives.take(self, name, args, kwargs)
         if kind is not None:
             self._counts.add(kind, GLOO if work is None else "")
         return work
 
     def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
-        """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
+        """`allreduce_coalesced(tensors, options)`: each tensor is summed separately."""
         given, kwargs = premultiplied.plain("allreduce_coalesced", (tensors, *args), kwargs, self.rank())
         tensors, args = given[0], given[1:]
         op, timeout = gloo.op_and_timeout(args, kwargs)
@@ -266,7 +265,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return by_gloo
 
     def by_gloo(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Have Gloo do a call of ProcessGroup's method `name`, once the ranks agree on it."""
+        """Have Gloo perform a call of ProcessGroup's method `name`, once the ranks agree on it."""
         method = getattr(self._require_gloo(), name)
         signature = gloo.signature_of(name, args, kwargs, self.notes_shapes)
         agent = self.agent
@@ -287,17 +286,17 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return work
 
     def _carries(self, tensors: list[torch.Tensor], op: Any, layout: torch.layout = torch.strided) -> bool:
-        """Whether the aggregator can sum tensors of this layout. Depends on nothing but what all ranks agree on."""
-        # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would
-        # always say no.
+        """Whether the aggregator can sum tensors of this layout. Depends only on properties that are equal on all
+        ranks."""
+        # ReduceOp can compare itself with an enum member, but not the other way round, so `in` would always be False.
         return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG) and all(
             tensor.layout == layout and tensor.dtype in self._sums and tensor.device.type in ("cpu", "cuda")
             for tensor in tensors
         )
 
     def _submit_sparse(self, tensor: torch.Tensor, op: Any, timeout: timedelta | None) -> Work:
-        """As Gloo does, the sum is copied into `tensor`. On the CPU it waits until all ranks have told their rows; once
-        the group has seen a CUDA tensor, the queue of those does."""
+        """Sum a sparse tensor; as with Gloo, the result is copied into `tensor`. On the CPU it waits until all ranks
+        have exchanged their row numbers; once the group has seen a CUDA tensor, that happens in its call queue."""
         from host_agent.pytorch.sparse import Rows, spread, union_of_rows
 
         timeout_s = self.seconds(timeout)
@@ -327,7 +326,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return work
 
     def staging(self, tensors: Sequence[torch.Tensor]) -> CudaStaging | None:
-        """What brings tensors to the host and back, once the group has seen any on a GPU."""
+        """The staging of CUDA tensors, once the group has seen any."""
         if self._cuda is None and any(tensor.is_cuda for tensor in tensors):
             from host_agent.pytorch.cuda import CudaStaging
 
@@ -335,14 +334,14 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return self._cuda
 
     def work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]:
-        """Makes the Work of a call whose results are in `tensors`, with AllReduceWork's arguments."""
+        """Factory of the Work of a call whose results are in `tensors`, with AllReduceWork's arguments."""
         cuda = self.staging(tensors)
         on_gpu = any(tensor.is_cuda for tensor in tensors)
         return cuda.work_type(tensors) if cuda is not None and on_gpu else AllReduceWork
 
     def in_turn(self, call: Callable[[], None]) -> None:
-        """Do `call` behind those whose tensors are still on their way from a GPU: all ranks must give their agents one
-        order of calls."""
+        """Make `call` after those whose tensors are still being copied from a GPU: all ranks must call their agents in
+        the same order."""
         if self._cuda is not None:
             self._cuda.call(call)
         else:
@@ -374,8 +373,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
     def _call_agent(
         self, tensor: torch.Tensor, mean: bool, timeout_s: float, done: Done, sparse: bool | None = None, note: str = ""
     ) -> None:
-        """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job.
-        `sparse`: the agent's word about blocks of zeros if None. `note`: what else the ranks must have alike."""
+        """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent leaves the job. `sparse`:
+        None for the agent's default. `note`: further properties that must be equal on all ranks."""
         address = tensor.data_ptr()
 
         def submit(agent: Agent, on_done: Done) -> None:
@@ -395,7 +394,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self.call_agent(submit, done)
 
     def call_agent(self, submit: Callable[[Agent, Done], None], done: Done) -> None:
-        """Have `submit` give the agent a call; `done` is called once, also if that fails."""
+        """Call `submit` with the agent; `done` is called once, even if that fails."""
         agent = self.agent
 
         def on_done(error: BaseException | None) -> None:
@@ -415,7 +414,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             self.error = error
 
     def _in_global_ranks(self, error: BaseException | None) -> BaseException | None:
-        """A sub-group's agent knows its peers by their ranks in it; people know them by those in the default group."""
+        """Convert an error's ranks: a sub-group's agent reports its own rank numbers; users know the default
+        group's."""
         if isinstance(error, PeerLost) and self._global_ranks:
             lost = tuple(self._global_ranks[rank] for rank in error.ranks)
             renamed = PeerLost(f"{error} (in the default group: {', '.join(f'rank {rank}' for rank in lost)})", lost)
@@ -423,16 +423,16 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             return renamed
         return error
 
-    # The end.
+    # Shutdown.
 
     def shutdown(self) -> None:
-        """Leave the job and let go of threads, sockets and the aggregator if it is ours. What is outstanding fails.
-        Safe to call twice.
+        """Leave the job and release threads, sockets and the aggregator if this process started it. Outstanding calls
+        fail. May be called twice.
         """
         self._leave(in_good_order=True)
 
     def abort(self) -> None:
-        """Fail what is outstanding at once, then shut down."""
+        """Fail outstanding calls at once, then shut down."""
         if self.agent is not None:
             self.agent.abort(JobError("the process group was aborted"))
         self._leave(in_good_order=False)
@@ -490,7 +490,7 @@ for _name in GLOO_METHODS:
 
 
 def _takes_all() -> bool:
-    """Whether other collectives than sums may go through the aggregator. Raises ConfigError."""
+    """Whether collectives other than sums may use the aggregator. Raises ConfigError."""
     text = os.environ.get("SWITCHML_COLLECTIVES") or "1"
     if text not in ("0", "1"):
         raise ConfigError(f"SWITCHML_COLLECTIVES={text}: expected 0 or 1")
@@ -498,10 +498,11 @@ def _takes_all() -> bool:
 
 
 def _shut_down_open_groups() -> None:
-    """For scripts that never destroy their group, or die of an exception, which the others should hear at once."""
+    """For scripts that never destroy their group, or end with an exception, of which the other ranks should be notified
+    at once."""
     crashed = getattr(sys, "last_value", None) is not None
     for group in list(_open_groups):
-        if group._pid == os.getpid():  # a child that was forked owns nothing of it
+        if group._pid == os.getpid():  # a forked child does not own the group
             group._leave(in_good_order=not crashed)
 
 

@@ -1,11 +1,11 @@
-"""How the ranks of a group find their aggregator: rank 0 decides, and tells the others through the group's store.
+"""Rendezvous of a group's ranks at an aggregator: rank 0 decides, and informs the others through the group's store.
 
-Rank 0 takes the aggregator that SWITCHML_AGGREGATOR names, else the one that this process knows from its default group,
-else it starts one. Along goes the job's name, which is random, so that simultaneous jobs on one aggregator never meet.
+Rank 0 uses the aggregator of SWITCHML_AGGREGATOR, else that of this process's default group, else it starts one. It
+also sends the job's name, which is random, so that concurrent jobs on one aggregator never collide.
 
-All ranks of a job have a secret. One that they have in common already is not sent, but seals what is: the user's
-(SWITCHML_SECRET, SWITCHML_SECRET_FILE), or in a sub-group the default group's. Else rank 0 draws one, and the store
-holds it for everybody who reaches it.
+All ranks of a job have a secret. If they share one already, it is not sent, but seals the messages: the user's
+(SWITCHML_SECRET, SWITCHML_SECRET_FILE), or in a sub-group the default group's. Otherwise rank 0 generates one, and the
+store exposes it to everybody who can connect to it.
 """
 
 import contextlib
@@ -42,22 +42,21 @@ from switchml.text import plain
 log = logging.getLogger("host_agent")
 
 FAREWELL_S = 5.0
-"""How long a rank that is done waits for the others to be done too."""
+"""Seconds that a rank that is done waits for the others to be done too."""
 LONGEST_JOB_NAME = 180
-"""The aggregator takes 200; agents put suffixes behind it."""
+"""The aggregator accepts 200 characters; agents append suffixes."""
 LONGEST_ERROR = 2000
-"""Characters of what rank 0 tells the others."""
+"""Maximum characters of an error that rank 0 sends to the others."""
 SHORT_RUN_ID = 12
-"""Of torchrun's run id, which may be a UUID."""
+"""Characters of torchrun's run id, which may be a UUID."""
 
 
 class ToldByAnother(JoinError):
-    """What another rank has said on its own stderr."""
+    """An error that another rank has printed on its own stderr."""
 
 
 def without_traceback() -> None:
-    """A JoinError that nobody catches ends this process with one line on stderr; with none, where rank 0 has said
-    it."""
+    """Make an uncaught JoinError print one line on stderr instead of a traceback; nothing if rank 0 has printed it."""
     usual = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -71,7 +70,7 @@ def without_traceback() -> None:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a rank needs to join: the aggregator's control address HOST:PORT, the job and its secret."""
+    """Data that a rank needs to join: the aggregator's control address HOST:PORT, the job and its secret."""
 
     address: str
     job: str
@@ -87,7 +86,7 @@ class _OwnAggregator:
         self._users = 0
 
     def acquire(self, bind: str) -> ChildAggregator:
-        """Start it unless it runs. Call `release` once for each call of this."""
+        """Start the aggregator unless it runs. Each call requires a call of `release`."""
         with self._lock:
             if self._child is None or self._child.returncode is not None:
                 served = ("--v1",) if protocol_of(None).version == "v1" else ()
@@ -109,11 +108,11 @@ own_aggregator = _OwnAggregator()
 
 @dataclass
 class Rendezvous:
-    """That of one group's ranks. `prepare`, then `meet` once at the beginning, `part` once at the end.
+    """Rendezvous of one group's ranks. Call `prepare`, then `meet` once at the beginning, and `part` once at the end.
 
-    `known_address` is the aggregator of the default group, if this process has one: a sub-group uses it too. `secret`
-    is what all ranks have already, "" if rank 0 is to draw one. `job` begins the job's name, for groups that torch has
-    not made.
+    `known_address`: the aggregator of the default group, if this process has one, which a sub-group uses too. `secret`:
+    secret that all ranks have already, "" if rank 0 is to generate one. `job`: prefix of the job's name, for groups not
+    created by torch.
     """
 
     store: Store
@@ -127,10 +126,9 @@ class Rendezvous:
     _own: ChildAggregator | None = field(default=None, init=False)
 
     def prepare(self) -> None:
-        """Let rank 0 start the aggregator if one is needed. Does not wait for it: there is other work meanwhile.
-
-        Allows this process as many file descriptors as it may have."""
-        # A group takes nine descriptors of each rank, and many systems allow 1024 unless a process asks for more.
+        """Have rank 0 start the aggregator if one is needed, without waiting for it, so that other work can be done
+        meanwhile. Also raises the limit of file descriptors of this process to the maximum."""
+        # A group takes nine descriptors per rank, and many systems allow 1024 unless a process raises the limit.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.store.set(f"machine/{self.rank}", this_machine())
@@ -139,8 +137,8 @@ class Rendezvous:
                 self._own = own_aggregator.acquire(self._choose_bind_address())
 
     def meet(self) -> Invitation:
-        """Raises JoinError on every rank if rank 0 could not start the aggregator, or reach it, and where the store
-        holds what rank 0 can't have written."""
+        """Exchange the invitation. Raises JoinError on every rank if rank 0 could not start the aggregator, or reach
+        it, and if the store holds data that rank 0 can't have written."""
         if self.rank:
             return self._read_invitation()
         with self._telling_errors():
@@ -154,7 +152,7 @@ class Rendezvous:
         return invitation
 
     def _warn_of_open_secret(self, job: str) -> None:
-        """In the log: whoever reaches the store reads what rank 0 drew."""
+        """Log that everybody who can connect to the store can read the generated secret."""
         if host := host_of(self.store):
             level = logging.WARNING if is_beyond_loopback(host) else logging.INFO
             log.log(level, f"job '{job}': {open_secret(host)}")
@@ -172,7 +170,7 @@ class Rendezvous:
         return Invitation(**{"secret": self.secret, **fields})
 
     def _check_address(self, address: str) -> None:
-        """Raises JoinError for what is no address, or not the one that this rank has been given, too."""
+        """Raises JoinError for an invalid address, or one that differs from the address this rank was given."""
         given = os.environ.get("SWITCHML_AGGREGATOR") or (self.known_address if not self.job else None)
         if given is not None and given != address:
             raise JoinError(
@@ -187,11 +185,11 @@ class Rendezvous:
             raise JoinError(f"rank 0's invitation in torch's store: {str(error)[:200]}: {ADVICE}") from error
 
     def await_others(self, point: str) -> bool:
-        """Wait until all ranks have come to this `point`, at most FAREWELL_S; whether they have.
+        """Wait until all ranks have reached this `point`, for at most FAREWELL_S; returns whether they have.
 
-        Before leaving, this lets a rank that has its last result already stay until the others have theirs.
+        Called before leaving, so that a rank with its last result stays until the others have theirs.
         """
-        with contextlib.suppress(RuntimeError):  # the store's server has gone already
+        with contextlib.suppress(RuntimeError):  # the store's server has ended already
             here = self.store.add(point, 1)
             deadline = time.monotonic() + FAREWELL_S
             while here < self.size and time.monotonic() < deadline:
@@ -201,10 +199,10 @@ class Rendezvous:
         return False
 
     def part(self, in_good_order: bool) -> None:
-        """This rank holds nothing of the group any more. If the aggregator is ours, stop it.
+        """Release this rank's resources of the group; stops the aggregator if this process started it.
 
-        In good order rank 0 is first to return: its process ends the store. A rank that begins another group sooner
-        meets the old store, and has to connect again (by_name.py).
+        In good order, rank 0 is the first to return, since its process ends the store. A rank that starts another group
+        earlier connects to the old store, and has to reconnect (by_name.py).
         """
         if self.rank != 0:
             with contextlib.suppress(RuntimeError):
@@ -233,8 +231,8 @@ class Rendezvous:
         return Invitation(address, self._job_name(), self.secret or drawn)
 
     def _reach(self, addresses: str) -> None:
-        """Wait until the aggregators are there. Raises JoinError for one that is not, nor a standby; where one refuses
-        to answer, joining explains better what is wrong."""
+        """Wait until the aggregators respond. Raises JoinError if one does not, nor a standby; if one refuses to
+        answer, joining reports a more specific error."""
         timeout_s = min(self.timeout.total_seconds(), reach_timeout_s())
         active, standbys = split_standbys(addresses)
         if protocol_of(None).version == "v1":
@@ -249,8 +247,8 @@ class Rendezvous:
                     raise
 
     def _job_name(self) -> str:
-        """SWITCHML_JOB; else torchrun's run, or "torch", and six digits. Groups but the default one always have the
-        digits."""
+        """Name of the job: SWITCHML_JOB; else torchrun's run id, or "torch", and six digits. Groups other than the
+        default one always have the digits."""
         chosen, run_id = os.environ.get("SWITCHML_JOB", ""), os.environ.get("TORCHELASTIC_RUN_ID", "none")
         if chosen and self.known_address is None and not self.job:
             return chosen
@@ -259,7 +257,8 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def _telling_errors(self) -> Iterator[None]:
-        """Pass an error of rank 0 on to the others, who would wait for their invitation in vain."""
+        """Pass an error of rank 0 on to the others, which would otherwise wait for their invitation until the
+        timeout."""
         try:
             yield
         except SwitchMLError as error:
@@ -283,7 +282,7 @@ class Rendezvous:
 
 
 def _address_for_others(main_address: str) -> str:
-    """This machine's IPv4 address on the way to `main_address`, which is usually this machine itself."""
+    """This machine's IPv4 address on the route to `main_address`, which is usually this machine itself."""
     try:
         address = address_towards(main_address)
     except OSError as error:

@@ -41,7 +41,7 @@ TABLES: dict[str, dict[str, type | tuple[type, ...]]] = {
     },
     "compression": {"codec": list, "memory": str},
 }
-"""A file's tables and keys, besides `environment`, whose values are strings, and `predicted` and `advice`, which are
+"""A file's tables and keys, except for `environment`, whose values are strings, and `predicted` and `advice`, which are
 ignored."""
 IGNORED = ("predicted", "advice")
 
@@ -102,7 +102,8 @@ def _loaded(settings: BackendSettings | str | Path) -> BackendSettings:
 
 
 def ddp_arguments(settings: BackendSettings | str | Path) -> dict[str, Any]:
-    """Arguments for DistributedDataParallel. Raises ConfigError if this version of torch does not have one of them."""
+    """Arguments for DistributedDataParallel. Raises ConfigError if this version of torch does not support one
+    of them."""
     from torch.nn.parallel import DistributedDataParallel
 
     settings = _loaded(settings)

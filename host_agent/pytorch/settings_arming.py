@@ -1,5 +1,5 @@
-"""Settings and step times for unmodified scripts: our entry point, which torch calls at `import torch`, arms every
-process that has one of these in its environment.
+"""Settings and step times for unmodified scripts: the package's entry point, which torch calls at `import torch`,
+applies these variables in every process that has one of them in its environment.
 
     SWITCHML_SETTINGS     a settings file, applied to init_process_group and DistributedDataParallel
     SWITCHML_STEP_TIMES   a folder: each rank writes rank-N.json, the times at which its optimizer completed a step
@@ -19,7 +19,7 @@ SETTINGS, STEP_TIMES = "SWITCHML_SETTINGS", "SWITCHML_STEP_TIMES"
 
 
 def arm() -> None:
-    """Apply the environment's variables. An invalid settings file ends the process with its error."""
+    """Apply the environment's variables. An invalid settings file ends the process with an error."""
     if path := os.environ.get(SETTINGS):
         _apply_settings(load(path))
     if folder := os.environ.get(STEP_TIMES):

@@ -1,8 +1,8 @@
 """All-reduce of sparse COO tensors, such as the gradients of `nn.Embedding(sparse=True)`, without making them dense.
 
-Two all-reduces, both through sparse streams. The first is of a few bits for each row of the whole tensor, and tells
-which rows some rank has; blocks of rows that nobody has are skipped. The second is of those rows alone, in order. The
-result has the same indices and the same bits on every rank, as dense tensors have.
+It consists of two all-reduces with sparse streams. The first has a few bits for each row of the whole tensor, and
+determines the rows that any rank has; blocks without such rows are skipped. The second has only those rows, in order.
+The result has the same indices and identical bits on every rank, as for dense tensors.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ class Rows:
     """A coalesced view of a COO tensor as rows: `numbers` int64[k], ascending, of `count`; `values` [k, width]."""
 
     def __init__(self, tensor: torch.Tensor):
-        tensor = tensor.detach().coalesce().cpu()  # of a GPU: waits for what the caller's stream has queued
+        tensor = tensor.detach().coalesce().cpu()  # of a GPU: waits for the work queued on the caller's stream
         self.shape, self.sparse_shape = tensor.shape, tensor.shape[: tensor.sparse_dim()]
         self.count = int(np.prod(self.sparse_shape, dtype=np.int64))
         width = int(np.prod(self.shape[tensor.sparse_dim() :], dtype=np.int64))
@@ -28,18 +28,18 @@ class Rows:
         self.numbers = np.ravel_multi_index(tuple(indices), tuple(self.sparse_shape)) if indices.size else indices[0]
 
     def replace(self, tensor: torch.Tensor, numbers: np.ndarray, values: torch.Tensor) -> None:
-        """Let `tensor`, of the same shape, have these rows and no others."""
+        """Replace the rows of `tensor`, which has the same shape, by these rows."""
         indices = torch.from_numpy(np.stack(np.unravel_index(numbers, tuple(self.sparse_shape))))
         shaped = values.reshape(len(numbers), *self.shape[len(self.sparse_shape) :])
-        with torch.no_grad():  # and not detach(): a detached sparse tensor has indices of its own
+        with torch.no_grad():  # not detach(): a detached sparse tensor has its own indices
             result = torch.sparse_coo_tensor(indices, shaped, self.shape, is_coalesced=True)
             tensor.copy_(result.to(tensor.device))
 
 
 def union_of_rows(agent: Agent, numbers: np.ndarray, count: int, timeout_s: float | None) -> np.ndarray:
-    """The rows, of `count`, that some rank names in `numbers` (ascending, without doubles); waits for all ranks.
+    """Rows, of `count`, that any rank has in `numbers` (ascending, without duplicates); waits for all ranks.
 
-    A row is a counter of just as many bits as the number of ranks needs, several of them in an int32.
+    Each row has a counter with just enough bits for the number of ranks, several of them in an int32.
     """
     bits = agent.world_size.bit_length()
     per_word = 31 // bits
@@ -54,7 +54,7 @@ def union_of_rows(agent: Agent, numbers: np.ndarray, count: int, timeout_s: floa
 
 
 def spread(rows: Rows, union: np.ndarray) -> torch.Tensor:
-    """[len(union), width]: this rank's rows at their places among those of all ranks, zeros elsewhere."""
+    """[len(union), width]: this rank's rows at their positions among those of all ranks, zeros elsewhere."""
     values = rows.values.new_zeros((len(union), rows.values.shape[1]))
     values[torch.from_numpy(np.searchsorted(union, rows.numbers))] = rows.values
     return values

@@ -1,6 +1,6 @@
-"""What ranks read in torch's store, in which a group meets. Whoever reaches its port may read and write all of it, so a
-value is a stranger's: short, of the form that is expected, and never unpickled. Where the ranks have a secret in
-common, all that they write is sealed with it, Gloo's addresses too.
+"""Reading from torch's store, over which a group's rendezvous takes place. Everybody who can connect to its port can
+read and write all of it, so values are untrusted: they must be short and of the expected form, and are never unpickled.
+If the ranks share a secret, all that they write is sealed with it, including Gloo's addresses.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from switchml.errors import JoinError
 log = logging.getLogger("host_agent")
 
 LONGEST = 1 << 16
-"""Bytes of a value that a rank reads; the longest holds a list of aggregators. Gloo's may have torch's 8 MB."""
+"""Maximum bytes of a value that a rank reads; the longest one has a list of aggregators. Gloo's may have torch's limit
+of 8 MB."""
 POLL_S = 0.005
-"""How often a rank looks who has come."""
+"""Interval in seconds at which a rank polls the store."""
 NOTICE_S = 2.0
-"""After which rank 0 says for whom it waits, and then after twice as long each time."""
+"""Seconds after which rank 0 logs the ranks that it waits for; doubled after each message."""
 ADVICE = "somebody else may write to this store (docs/security.md)"
 _WORD = re.compile("[0-9a-f]{16}")
 _REFUSED = "refused "
-"""Before a rank's word, once it has refused rank 0's answer to it."""
+"""Prefix of a rank's word after it has refused rank 0's answer to it."""
 _GIVE = "give all ranks the same SWITCHML_SECRET, or a file with it (SWITCHML_SECRET_FILE)"
 _SALT = secrets.token_hex(8)
-"""Of all parts that this process names."""
+"""Salt of all parts created by this process."""
 
 
 @contextlib.contextmanager
 def asking(what: str) -> Iterator[None]:
-    """torch's errors in this block become JoinErrors that begin with `what`."""
+    """Convert torch's errors in this block to JoinErrors that begin with `what`."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # the latter over Gloo's addresses, where they are not Gloo's
+    except (RuntimeError, MemoryError) as error:  # the latter from invalid Gloo addresses
         raise JoinError(f"{what}: {str(error).partition(chr(10))[0][:500]}") from error
 
 
 def read(store: Store, key: str) -> bytes:
-    """What stands under a key. Raises JoinError where that is too long to be ours."""
+    """Read the value of a key. Raises JoinError if it is too long to be genuine."""
     value = bytes(store.get(key))
     if len(value) > LONGEST:
         raise JoinError(f"{key!r} in torch's store has {len(value):,} bytes; expected {LONGEST:,} at most: {ADVICE}")
@@ -58,12 +59,12 @@ def read(store: Store, key: str) -> bytes:
 
 
 def read_fields(store: Store, key: str) -> dict[str, str]:
-    """The texts of a JSON object. Raises JoinError for anything else."""
+    """Read a JSON object of strings. Raises JoinError for anything else."""
     text = read(store, key).decode(errors="replace")
     try:
         fields = json.loads(text)
         if isinstance(fields, dict) and all(isinstance(value, str) for value in fields.values()):
-            json.dumps(fields, ensure_ascii=False).encode()  # JSON may hold halves of surrogate pairs
+            json.dumps(fields, ensure_ascii=False).encode()  # JSON may contain unpaired surrogates
             return fields
     except (ValueError, RecursionError):
         pass
@@ -71,21 +72,20 @@ def read_fields(store: Store, key: str) -> dict[str, str]:
 
 
 class Part(Store):
-    """A group's part of torch's store, for Gloo as well. With a `key`, what `set` writes is sealed (HMAC-SHA-256), and
-    `get` raises JoinError for what was not written with that key, here and under this name. Counters are not sealed.
-
-    C++ does not keep it alive: its maker does."""
+    """A group's part of torch's store, also used by Gloo. With a `key`, values written by `set` are sealed
+    (HMAC-SHA-256), and `get` raises JoinError for values that were not written with that key under this name. Counters
+    are not sealed. C++ does not keep the object alive; its creator must."""
 
     def __init__(self, store: Store, name: str, key: bytes = b"") -> None:
         super().__init__()
         self.underlying_store, self._name, self._key = store, name, key
 
     def under(self, prefix: str) -> Part:
-        """Those keys of it that begin so."""
+        """The part with keys of this prefix."""
         return Part(self.underlying_store, f"{self._name}/{prefix}", self._key)
 
     def unsealed(self) -> PrefixStore:
-        """The same keys as they are, for who keeps no `Part`."""
+        """The same keys without seals, for callers that don't keep a `Part` alive."""
         return PrefixStore(self._name, self.underlying_store)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -113,25 +113,26 @@ class Part(Store):
         return _mac(self._key, self._at(key), data) if self._key else b""
 
     def _at(self, key: str) -> str:
-        return f"{self._name}/{key}"  # as PrefixStore has it
+        return f"{self._name}/{key}"  # as in PrefixStore
 
 
 def own_part(store: Store, rank: int, size: int, timeout: timedelta, secret: str = "") -> Part:
     """A part of `store` that no earlier group of this name has written to, sealed with `secret` if the ranks have one.
-    torchrun keeps one store for all rounds of `--max-restarts`, and earlier rounds may have ended anywhere, with
+
+    torchrun keeps one store for all rounds of `--max-restarts`, and earlier rounds may have ended at any point, with
     another number of ranks.
 
-    1. Each rank but 0 announces a random word. What it finds there is of an earlier round.
-    2. Rank 0 names the new part to each word that it reads, old ones as well, until the rank that wrote it answers
-       from within the part. Nobody waits for an old word. With a secret, the name is sealed together with the word, so
-       a name that was read earlier is of no use.
+    1. Each rank except 0 announces a random word. Existing values are from an earlier round.
+    2. Rank 0 sends the new part's name in answer to each word that it reads, including old ones, until the rank
+    that wrote the word confirms within the part. Nobody waits for answers to old words. With a secret, the name
+    is sealed together with the word, so that earlier answers can't be replayed.
 
-    Who reads what is sealed can try secrets on it, at the pace of scrypt. Raises JoinError after `timeout`, for what no
-    rank writes, and where ranks have different secrets; DistNetworkError if the store ends.
+    Anybody who reads a sealed value can try secrets on it, at the speed of scrypt. Raises JoinError after `timeout`,
+    for values that no rank writes, and if ranks have different secrets; DistNetworkError if the store ends.
     """
     try:
         return _announce(store, rank, timeout, secret) if rank else _gather(store, size, timeout, secret)
-    except DistNetworkError:  # for by_name.py, which connects again
+    except DistNetworkError:  # by_name.py reconnects
         raise
     except RuntimeError as error:
         raise JoinError(f"no meeting in torch's store within {timeout.total_seconds():g} s: {error}") from error
@@ -151,7 +152,7 @@ def _announce(store: Store, rank: int, timeout: timedelta, secret: str) -> Part:
 
 
 def _opened(store: Store, word: str, secret: str) -> Part:
-    """The part that rank 0 names to who wrote `word`. Raises JoinError."""
+    """The part that rank 0 names in its answer to `word`. Raises JoinError."""
     text = read(store, f"part/{word}").decode("ascii", "replace")
     name, *seal = text.split() or [""]
     if not all(map(_WORD.fullmatch, (name, *seal[:1]))) or len(seal) not in (0, 2):
@@ -196,7 +197,7 @@ def _gather(store: Store, size: int, timeout: timedelta, secret: str) -> Part:
 
 
 def host_of(store: Store) -> str:
-    """Where torch's server of this store is; "" for a store in a file or in this process."""
+    """Host of this store's TCP server; "" for a store in a file or in this process."""
     while isinstance(store, (Part, PrefixStore)):
         store = store.underlying_store
     return store.host if isinstance(store, TCPStore) else ""
@@ -208,5 +209,6 @@ def _mac(key: bytes, where: str, data: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _key(secret: str, salt: str) -> bytes:
-    """16 MB and some 50 ms, so that a secret which people made up is not guessed from what it has sealed."""
+    """Derive a key, which takes 16 MB and some 50 ms, so that a human-chosen secret can't be guessed from sealed
+    values."""
     return hashlib.scrypt(os.fsencode(secret), salt=salt.encode(), n=1 << 14, r=8, p=1, dklen=32)

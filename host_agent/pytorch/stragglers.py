@@ -1,5 +1,5 @@
-"""A communication hook for DistributedDataParallel whose sums do not wait for ranks that are late (host_agent/calls.py,
-`Late`; docs/reliability.md).
+"""A communication hook for DistributedDataParallel whose sums do not wait for late ranks (host_agent/calls.py, `Late`;
+docs/reliability.md).
 
     state = StragglerState()  # of a group whose job has a deadline: SWITCHML_DEADLINE=50ms
     ddp.register_comm_hook(state, straggler_hook)
@@ -11,13 +11,13 @@
             optimizer.step()
             step += 1
 
-All ranks make the same number of steps. Buffers that DDP broadcasts before each forward (of batch norms, say) would
-wait for every rank: `broadcast_buffers=False`. So would any other collective within the loop. A loop without
+All ranks make the same number of steps. Buffers that DDP broadcasts before each forward pass (of batch norms, say)
+would wait for every rank: use `broadcast_buffers=False`. So would any other collective within the loop. A loop without
 `catch_up` trains, too, but a rank that was late once stays behind: the others do not wait for it, and its gradients
-pile up in its memory.
+accumulate in its error feedback.
 """
 
-# Annotations stay objects here: DDP compares a hook's with its own classes.
+# No deferred annotations here: DDP compares those of a hook with its own classes.
 
 import logging
 from collections.abc import Iterator
@@ -36,20 +36,20 @@ from switchml.errors import ConfigError, UnsupportedTensor
 log = logging.getLogger("host_agent")
 
 _BUILDING = 2
-"""Iterations in which DDP may still form its buckets. Their sums wait for every rank."""
+"""Iterations in which DDP may still rebuild its buckets. Their sums wait for every rank."""
 
 
 @dataclass
 class _Bucket:
-    """One bucket's parameters, in order, and what of its gradients was too late."""
+    """One bucket's parameters, in order, and the part of its gradients that was too late."""
 
     parameters: list[torch.Tensor]
     late: Late
 
 
 class StragglerState:
-    """What `straggler_hook` needs: one for each DDP module, made on every rank. `process_group`: the module's (None:
-    the default one), of the backend `switchml`. Raises ConfigError if its job has no deadline."""
+    """State of `straggler_hook`: one per DDP module, created on every rank. `process_group`: the module's (None: the
+    default one), of the backend `switchml`. Raises ConfigError if its job has no deadline."""
 
     def __init__(self, process_group: dist.ProcessGroup | None = None):
         agent = getattr(process_group or dist.group.WORLD, "agent", None)
@@ -57,22 +57,22 @@ class StragglerState:
             raise ConfigError("straggler_hook: expected a group of the backend switchml, joined with SWITCHML_DEADLINE")
         self.agent = agent
         self.iterations = self.caught_up = 0
-        """Backward passes so far; steps that `catch_up` made."""
+        """Number of backward passes so far, and of steps made by `catch_up`."""
         self.buckets: dict[int, _Bucket] = {}
         self._has_warned = False
 
     @property
     def steps(self) -> int:
-        """So far, both kinds."""
+        """Total number of steps so far."""
         return self.iterations + self.caught_up
 
     @property
     def is_behind(self) -> bool:
-        """Whether all of the last step came too late, so that the others may have made more."""
+        """Whether all of the last step came too late, so that the other ranks may have made further steps."""
         return bool(self.buckets) and all(bucket.late.is_behind for bucket in self.buckets.values())
 
     def begin_iteration(self) -> None:
-        """A backward pass has its first bucket."""
+        """Count an iteration when the backward pass has its first bucket."""
         self.iterations += 1
         if self.is_behind and not self._has_warned:
             self._has_warned = True
@@ -83,9 +83,9 @@ class StragglerState:
             )
 
     def catch_up(self, most: int) -> Iterator[None]:
-        """While this rank is behind: put the mean gradients of a step that the others took into the parameters' `grad`,
-        for the caller to apply; at most so many steps. What waits in the memories goes into the first sum that takes
-        it."""
+        """While this rank is behind, for at most `most` steps: set the parameters' `grad` to the mean gradients of a
+        step that the others have made, for the caller to apply. Accumulated late gradients are added to the first sum
+        that accepts them."""
         for _ in range(most):
             if not self.is_behind:
                 return
@@ -98,7 +98,7 @@ class StragglerState:
 
 
 def _put(mean: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-    """A bucket's mean gradients to where its parameters have theirs."""
+    """Copy a bucket's mean gradients to its parameters' `grad`."""
     parts = mean.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         gradient = part.view_as(parameter).to(parameter.device, parameter.dtype)
@@ -112,8 +112,9 @@ def _put(mean: torch.Tensor, parameters: list[torch.Tensor]) -> None:
 def straggler_hook(state: StragglerState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Mean of a bucket's gradients over the ranks that are in time.
 
-    1. Add the bucket's memory to its gradients, as float32.
-    2. Sum; what of it is too late is the memory then. While DDP forms its buckets, wait for every rank instead.
+    1. Add the bucket's late gradients of earlier steps, as float32.
+    2. Sum; the part that is too late is stored again. While DDP rebuilds its buckets, wait for every rank
+    instead.
     3. Write the mean into the bucket's buffer and complete the future.
 
     Raises UnsupportedTensor out of `backward()` for gradients that are not float32, float16 or bfloat16.

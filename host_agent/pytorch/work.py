@@ -1,9 +1,9 @@
-"""What an all-reduce gives back to torch: a Work that several threads may wait for, poll, or chain on.
+"""The Work of an all-reduce: several threads may wait for it, poll it, or chain on its future.
 
-Three parties meet here. The agent's IO thread reports that a tensor is summed, and must get back to its packets at
-once. Somebody may be waiting in `Work.wait()`. And DDP has chained callbacks on the Work's future; some of these
-(PowerSGD's hook) wait for a further all-reduce. So the IO thread only notes the result and wakes the waiters; futures
-are completed by `CallbackThreads`, of which there is always one that is not stuck in somebody's callback.
+The agent's I/O thread reports that a tensor is summed, and must continue with its packets at once. Other threads may
+wait in `Work.wait()`. And DDP has chained callbacks on the Work's future, some of which (PowerSGD's hook) wait for a
+further all-reduce. So the I/O thread only stores the result and wakes the waiting threads; futures are completed by
+`CallbackThreads`, of which at least one is never blocked in a callback.
 """
 
 import queue
@@ -24,17 +24,17 @@ from host_agent.pytorch.modes import CallersModes
 from switchml.errors import CollectiveTimeout
 
 NO_TIMEOUT = timedelta(0)
-"""What torch passes to `wait` when the caller named no time."""
+"""Value that torch passes to `wait` when the caller specified no timeout."""
 PREFIX = "switchml:"
 SPAN = f"{PREFIX}all_reduce"
-"""As Gloo's is `gloo:all_reduce`."""
+"""Name of the profiler span, like Gloo's `gloo:all_reduce`."""
 
 
 class CallbackThreads:
-    """Runs functions on daemon threads. A thread that takes one first sees to it that another waits for the next.
+    """Runs functions on daemon threads. A thread that takes a function first makes sure that another thread waits for
+    the next one.
 
-    So a function may wait for what a later one does, and yet a burst of quick ones needs no more than two or three
-    threads.
+    So a function may wait for a later one, while a burst of short functions needs only two or three threads.
     """
 
     def __init__(self, name: str):
@@ -46,7 +46,7 @@ class CallbackThreads:
         self._closed = False
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run `task()` soon. It must not raise. After `close` it runs right here."""
+        """Run `task()` soon. It must not raise. After `close` it runs in the calling thread."""
         with self._lock:
             if not self._closed:
                 if not self._threads:
@@ -56,7 +56,7 @@ class CallbackThreads:
         task()
 
     def close(self) -> None:
-        """Finish what was submitted and end the threads. One stuck in a callback is left behind after a second."""
+        """Finish submitted tasks and end the threads. A thread blocked in a callback is abandoned after a second."""
         with self._lock:
             if self._closed:
                 return
@@ -81,21 +81,21 @@ class CallbackThreads:
                 if self._waiting == 0 and not self._closed:
                     self._add_thread()
             task()
-            del task  # or its tensors would live until the next task
+            del task  # otherwise its tensors would live until the next task
             with self._lock:
                 self._waiting += 1
 
 
 @never_compiled_methods
 class AllReduceWork(Work):
-    """The handle of one all-reduce of one or several tensors, in place, or of another collective.
+    """The Work of one in-place all-reduce of one or several tensors, or of another collective.
 
-    `wait` raises what went wrong, as it is (`PeerLost` with its ranks). The future can't: a C++ future carries a
-    RuntimeError, whose text holds the name and the message of the original. Its value is a Python list of tensors,
-    which DDP and hooks written in Python take; the two hooks that torch has in C++ want a typed list, which only C++
-    can put into a future (host_agent/pytorch/by_name.py has Python's for them).
+    `wait` raises the original error (`PeerLost` with its ranks). The future can't: a C++ future carries a RuntimeError,
+    whose text has the name and the message of the original. Its value is a Python list of tensors, which DDP and hooks
+    written in Python accept; torch's two built-in C++ hooks require a typed list, which only C++ can put into a future
+    (host_agent/pytorch/by_name.py has Python equivalents of these hooks).
 
-    A torch profiler sees a span `switchml:all_reduce`, from here to the end.
+    In a torch profile it has a span `switchml:all_reduce`, from its creation to its end.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class AllReduceWork(Work):
         span: str = SPAN,
         inputs: list[torch.Tensor] | None = None,
     ):
-        """`parts`: how many times `part_done` will be called. `span`: its name in a profile, which shows the shapes of
-        `inputs`, by default those of `tensors`; one without PREFIX is not shown."""
+        """`parts`: number of calls of `part_done` to wait for. `span`: its name in a profile, which shows the shapes of
+        `inputs`, by default those of `tensors`; a name without PREFIX is not shown."""
         super().__init__()
         self._modes = CallersModes()
         self.tensors = tensors
         self.before_finish: list[Callable[[], object]] = []
-        """Steps between the last part and the end (copies out of staging buffers), run on a callback thread, in the
+        """Steps between the last part and the end (copies out of staging buffers), run on a callback thread in the
         caller's modes."""
         self._callbacks = callbacks
         self._name = words(span.removeprefix(PREFIX))
@@ -126,7 +126,7 @@ class AllReduceWork(Work):
             self._finish()
 
     def part_done(self, error: BaseException | None) -> None:
-        """One of the parts is summed, or failed. Called by the agent's IO thread; never blocks."""
+        """Report that one part is done, or has failed. Called by the agent's I/O thread; never blocks."""
         with self._lock:
             self._error = self._error or error
             self._parts -= 1
@@ -138,12 +138,13 @@ class AllReduceWork(Work):
             self._finish()
 
     def split(self, parts: int) -> None:
-        """One of the parts, not done yet, has become so many."""
+        """Replace one pending part by `parts` parts."""
         with self._lock:
             self._parts += parts - 1
 
     def part_with(self, step: Callable[[], object]) -> Callable[[BaseException | None], None]:
-        """In place of `part_done`, for a part that ends with a step on a callback thread, in the caller's modes."""
+        """A callback in place of `part_done`, for a part that ends with a step on a callback thread in the caller's
+        modes."""
 
         def last() -> None:
             self.part_done(self._error_of([step]))
@@ -151,15 +152,15 @@ class AllReduceWork(Work):
         return lambda error: self._callbacks.submit(last) if error is None else self.part_done(error)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Block until done and return True, or raise the error; CollectiveTimeout after a positive `timeout`, and the
-        collective goes on."""
+        """Block until done and return True, or raise the error; CollectiveTimeout after a positive `timeout`, while the
+        collective continues."""
         seconds = timeout.total_seconds()
         with recording.waiting():
             finished = self._finished.wait(seconds if seconds > 0 else None)
         if not finished:
             raise CollectiveTimeout(f"the {self._name} has not finished after {seconds:g} s; it goes on")
         if self._error is not None:
-            # One error may end many works, and whoever waits for one should not read where others waited.
+            # Several Work objects may share the error, whose traceback should not accumulate.
             raise self._error.with_traceback(None)
         return True
 
@@ -179,11 +180,11 @@ class AllReduceWork(Work):
         self.wait()
 
     def has_future(self) -> bool:
-        """Whether anybody has asked for its future."""
+        """Whether `get_future` has been called."""
         return self._promise is not None
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the list of tensors. Always the same one."""
+        """A future of the list of tensors; always the same one."""
         with self._lock:
             is_new = self._promise is None
             if self._promise is None:
@@ -198,7 +199,7 @@ class AllReduceWork(Work):
         self._finish()
 
     def _error_of(self, steps: list[Callable[[], object]]) -> Exception | None:
-        """Run them in the caller's modes, until one fails."""
+        """Run steps in the caller's modes; returns the error of the first one that fails."""
         try:
             with self._modes():
                 for step in steps:
@@ -223,8 +224,8 @@ class AllReduceWork(Work):
 
 
 def _begin_span(tensors: list[torch.Tensor], name: str) -> Callable[[], object]:
-    """Begin the profiler's span, if one is running; returns what ends it, on any thread. A recording of ours has a
-    better one of the same name."""
+    """Begin the profiler's span if a profiler is running; returns a function that ends it, on any thread. Skipped
+    during a recording, which has a more precise span of the same name."""
     if not name.startswith(PREFIX) or not torch.autograd._profiler_enabled() or recording.is_on():
         return lambda: None
     span = _autograd._record_function_with_args_enter(name, *tensors)
@@ -232,17 +233,17 @@ def _begin_span(tensors: list[torch.Tensor], name: str) -> Callable[[], object]:
 
 
 def is_in_order(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory holds its elements one behind the other, as they count."""
+    """Whether a tensor's values are in memory in index order, without gaps or lazy operations."""
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a copy that is in order."""
+    """The tensor itself, or a copy in index order."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def flat_memory(tensor: torch.Tensor, work: AllReduceWork) -> torch.Tensor:
-    """The tensor itself if its elements lie in order, else a copy that is copied back before `work` is done."""
+    """The tensor itself if it is in index order, else a copy that is copied back before `work` is done."""
     if is_in_order(tensor):
         return tensor
     copy = in_order(tensor)
@@ -251,8 +252,8 @@ def flat_memory(tensor: torch.Tensor, work: AllReduceWork) -> torch.Tensor:
 
 
 def copy_back(values: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> None:
-    """Put `values`, of the same shape, into `tensor`. Where expanding has made many elements of one (stride 0), the
-    first of them counts: all are the same if they were so on every rank."""
+    """Copy `values` into `tensor`, of the same shape. Of elements that share memory because of expansion (stride 0),
+    only the first is written: all are equal if they were on every rank."""
     tensor = tensor.detach()
     for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and stride == 0:

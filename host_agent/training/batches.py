@@ -1,4 +1,4 @@
-"""Each step's batch of one rank: from memory, or by a planned loader from files."""
+"""Batches of one rank, step by step: from memory, or from files with a planned loader."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import torch
 
 BUFFER_BYTES = 64 << 10
-"""Of a rank: a sixth of the images."""
+"""Buffer of a rank: a sixth of the images."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`weight` is what its mean loss is multiplied with (`loss_weight`); `counters`, the loader's so far."""
+    """A batch. `weight`: factor of its mean loss (`loss_weight`); `counters`: the loader's counters so far."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -39,13 +39,13 @@ def plain_batches(order: BatchOrder, steps: int, digits: Digits) -> Iterator[Bat
 
 
 def save(digits: Digits, folder: Path) -> None:
-    """Write what `planned_batches` reads."""
+    """Write the files that `planned_batches` reads."""
     np.save(folder / "images.npy", digits.train_images)
     np.save(folder / "labels.npy", digits.train_labels)
 
 
 def planned_batches(order: BatchOrder, steps: int, folder: Path, equal: bool = False) -> Iterator[Batch]:
-    """The same global batches, from the files in `folder`. `equal`: of one size on all ranks."""
+    """The same global batches, from the files in `folder`. `equal`: local batches have the same size on all ranks."""
     from host_agent.loading import Columns, PlannedLoader, open_source
     from host_agent.loading.plan import IMBALANCE
 
@@ -57,7 +57,7 @@ def planned_batches(order: BatchOrder, steps: int, folder: Path, equal: bool = F
         buffer_bytes=BUFFER_BYTES,
         order=lists,
         imbalance=1.0 if equal else IMBALANCE,
-        peers=None,  # files are quicker
+        peers=None,  # files are faster
         rank=order.rank,
         world_size=order.workers,
     ) as loader:

@@ -30,12 +30,12 @@ class Digits:
     test_labels: np.ndarray
 
     def save(self, path: Path) -> None:
-        """Write them to `path` (.npz) for other processes."""
+        """Write the arrays to `path` (.npz) for other processes."""
         np.savez(path, **vars(self))
 
     @classmethod
     def restore(cls, path: Path) -> Digits:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         with np.load(path) as arrays:
             return cls(**arrays)
 
@@ -50,8 +50,8 @@ def load() -> Digits:
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels, float64 (1797, 64) from 0 to 16, and labels, int64 (1797,): what `load_digits(return_X_y=True)` of
-    scikit-learn gives."""
+    """Pixels, float64 (1797, 64) from 0 to 16, and labels, int64 (1797,): equal to scikit-learn's
+    `load_digits(return_X_y=True)`."""
     with np.load(Path(__file__).with_name("digits.npz")) as arrays:
         return arrays["images"].astype(np.float64), arrays["labels"].astype(np.int64)
 
@@ -59,9 +59,9 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
 class BatchOrder:
     """The training images of rank `rank` in each step.
 
-    Raises ConfigError if a step of all ranks needs more images than there are. Every epoch is a fresh permutation that
-    all ranks draw from the same seed; a step takes `batch_size` images for each rank from it, and the remainder of an
-    epoch is skipped.
+    Raises ConfigError if a step of all ranks needs more images than there are. Every epoch is a new permutation that
+    all ranks generate from the same seed; a step takes `batch_size` images for each rank from it, and the remainder of
+    an epoch is skipped.
     """
 
     def __init__(self, *, rank: int, workers: int, batch_size: int, seed: int):
@@ -83,7 +83,8 @@ class BatchOrder:
         return self._epoch(epoch)[start : start + self._global_batch][self._own]
 
     def lists(self, steps: int) -> np.ndarray:
-        """int64 (epochs, images of an epoch): the image numbers of all ranks, of as many epochs as `steps` begin."""
+        """int64 (epochs, images of an epoch): image numbers of all ranks, for as many epochs as are begun in `steps`
+        steps."""
         epochs = -(-steps // self._steps_per_epoch)
         return np.stack([self._epoch(epoch) for epoch in range(epochs)])
 

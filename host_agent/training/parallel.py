@@ -1,6 +1,6 @@
-"""How the ranks share the model that they train: each has all of it and sums gradients (DDP), or a part of each layer,
-which all-gathers put together and reduce-scatters give gradients for (FSDP, torch's `fully_shard`), or one stage of it,
-through which micro-batches pass (a pipeline, host_agent/pipeline)."""
+"""Parallelism of the trained model: each rank has all of it and sums gradients (DDP), or a shard of each layer, with
+all-gathers of parameters and reduce-scatters of gradients (FSDP, torch's `fully_shard`), or one stage of it, through
+which micro-batches pass (a pipeline, host_agent/pipeline)."""
 
 import math
 from typing import Any
@@ -19,14 +19,15 @@ KINDS = (DDP, FSDP)
 
 
 class SharedModel:
-    """One of MODELS on the default process group. `trained`: what runs forward; `parameters`: for the optimizer."""
+    """One of MODELS on the default process group. `trained`: module for the forward pass; `parameters`: for the
+    optimizer."""
 
     def __init__(self, kind: str, ddp_arguments: dict[str, Any], model: str = "cnn"):
         self._net = MODELS[model]()
         self.trained: nn.Module = self._net
         assert dist.group.WORLD is not None
         self.group: dist.ProcessGroup = dist.group.WORLD
-        """Where gradients are summed."""
+        """Process group over which gradients are summed."""
         if kind == DDP:
             self.trained = nn.parallel.DistributedDataParallel(self._net, **ddp_arguments)
         else:
@@ -41,7 +42,7 @@ class SharedModel:
         self.parameters = list(self.trained.parameters())
 
     def backward(self, batch: Batch) -> float:
-        """Gradients of a batch; returns its loss."""
+        """Compute the gradients of a batch; returns its loss."""
         loss = functional.cross_entropy(self.trained(batch.images), batch.labels) * batch.weight
         loss.backward()
         return loss.item()
@@ -58,8 +59,8 @@ class SharedModel:
 
 
 class PipelinedModel:
-    """The same in `stages` stages, each with as many ranks. `batch_size`: images of each rank in a step; those of a
-    pipeline's ranks are one batch, in up to four micro-batches for each stage."""
+    """One of MODELS in `stages` stages, each with the same number of ranks. `batch_size`: images per rank in a step;
+    those of a pipeline's ranks are one batch, in up to four micro-batches per stage."""
 
     def __init__(self, stages: int, batch_size: int, model: str = "cnn"):
         from host_agent.pipeline import Pipeline, pipeline_groups
@@ -75,7 +76,7 @@ class PipelinedModel:
         self.group: dist.ProcessGroup = self._groups.data or dist.group.WORLD
 
     def backward(self, batch: Batch) -> float:
-        """Gradients of a pipeline's batch; returns its loss, on all its ranks."""
+        """Compute the gradients of a pipeline's batch; returns its loss, on all its ranks."""
         loss = self._pipeline.step(batch.images, target=batch.labels)
         loss = torch.zeros(()) if loss is None else loss
         dist.broadcast(loss, group=self._groups.messages, group_src=self._groups.stages - 1)

@@ -1,6 +1,5 @@
 """Imported first by the process that forks the workers, so that torch and the kernels are loaded once for all of them.
-
-Not to be imported anywhere else: it changes its process.
+Must not be imported elsewhere, since it changes the process.
 """
 
 # ruff: noqa: E402 (what changes the process comes before the imports)

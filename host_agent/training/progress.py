@@ -12,18 +12,18 @@ TITLES = {"gloo": "Gloo", "switchml": "in-network"}
 
 @contextlib.contextmanager
 def progress(steps: int) -> Iterator[Callable[[Step], None]]:
-    """What to call with each Step."""
+    """Show progress; yields the function to call with each Step."""
     with terminal.progress("starting", total=steps) as task:
         yield lambda step: task.update(step.step, described(step, steps), what=TITLES[step.backend])
 
 
 def described(step: Step, steps: int) -> str:
-    """One line."""
+    """One line that describes a step."""
     line = f"{step.step}/{steps}, loss {step.loss:.4f}, accuracy {step.accuracy:.1%}, {step.images_per_s:.0f} img/s"
     return f"{line}, {listed(step.choices)}" if step.choices else line
 
 
 def listed(choices: tuple[str, ...]) -> str:
-    """The buckets' codecs, equal neighbours combined: "2 x none, topk:ratio=0.01"."""
+    """The buckets' codecs, consecutive equal ones combined: "2 x none, topk:ratio=0.01"."""
     runs = [(choice, len(list(group))) for choice, group in itertools.groupby(choices)]
     return ", ".join(f"{count} x {choice}" if count > 1 else choice for choice, count in runs)

@@ -13,13 +13,13 @@ from switchml.pages.panels import Curves
 from switchml.tables import Table, number, show, text
 
 SHOWN_DECISIONS = 8
-"""Latest changes of codec in the table; the JSON has all of them."""
+"""Number of the latest codec changes in the table; the JSON has all of them."""
 DIGITS_SHOWN = 16
-"""Of the parameters' checksum, likewise."""
+"""Digits of the parameters' checksum in the table; the JSON has all of them."""
 
 
 def as_json(comparison: Comparison, settings: TrainingSettings, aggregator: str) -> dict[str, Any]:
-    """Times in seconds, goodput in bits a second, one loss a step."""
+    """Results for JSON: times in seconds, goodput in bits per second, one loss per step."""
 
     def each(result: str) -> dict[str, Any]:
         return {backend: getattr(outcome, result) for backend, outcome in comparison.outcomes.items()}
@@ -60,21 +60,21 @@ def as_json(comparison: Comparison, settings: TrainingSettings, aggregator: str)
 
 
 def _codec_totals(comparison: Comparison) -> dict[str, float]:
-    """Bytes of all ranks, seconds of the slowest; empty without a codec."""
+    """Total bytes of all ranks, seconds of the slowest; empty without a codec."""
     each = comparison.outcomes["switchml"].codecs
     names = each[0] if each else ()
     return {name: (max if name.endswith("_s") else sum)(stats[name] for stats in each) for name in names}
 
 
 def _loading_totals(comparison: Comparison) -> dict[str, float]:
-    """Of all ranks of the aggregator's run; empty without a planned loader."""
+    """Total counters of all ranks in the aggregator's phase; empty without a planned loader."""
     each = comparison.outcomes["switchml"].loading
     return {name: sum(counters[name] for counters in each) for name in (each[0] if each else ())}
 
 
 def _activation_totals(comparison: Comparison) -> dict[str, float | None]:
-    """Of all ranks of the aggregator's run, seconds of the slowest; empty if they were not compressed. `ratio` is None
-    where nothing stayed on the device."""
+    """Totals of all ranks in the aggregator's phase, seconds of the slowest; empty without compression. `ratio` is None
+    if nothing stayed on the device."""
     each = comparison.outcomes["switchml"].activations
     if not each:
         return {}
@@ -86,13 +86,13 @@ def _activation_totals(comparison: Comparison) -> dict[str, float | None]:
 
 
 def _first_states(comparison: Comparison) -> dict[str, float]:
-    """Of the first rank of the aggregator's run; empty where they are as ever."""
+    """State statistics of the first rank in the aggregator's phase; empty for an ordinary optimizer."""
     each = comparison.outcomes["switchml"].states
     return each[0] if each else {}
 
 
 def print_table(comparison: Comparison, settings: TrainingSettings, aggregator: str) -> None:
-    """The comparison on stdout."""
+    """Print the comparison to stdout."""
     table = Table(
         [text(""), *(number(TITLES[backend]) for backend in BACKENDS)],
         title=f"{settings.workers} ranks, {settings.steps} steps, aggregator: {aggregator} over "

@@ -1,4 +1,4 @@
-"""The parent's side, without torch: start aggregator and workers, follow both phases, always end all processes."""
+"""The parent process, without torch: starts aggregator and workers, runs both phases, and always ends all processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from host_agent.pytorch.aggregator import ChildAggregator
 
 ENDS_S = 5.0
-"""How long an aggregator that ranks have lost may take to end, until it counts as alive."""
+"""Seconds that an aggregator lost by the ranks may take to end, before it counts as alive."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Outcome:
 
     accuracy: float
     losses: list[float]
-    """Mean over the ranks, per step."""
+    """Loss per step, mean over the ranks."""
     seconds: float
     median_step_s: float
     params_sha256: str
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def max_param_diff(self) -> float:
-        """Between the two phases, if there were two."""
+        """Largest difference of parameters between the two phases."""
         first, second = (self.outcomes[backend].parameters for backend in BACKENDS)
         return float(np.abs(first - second).max())
 
@@ -75,12 +75,12 @@ class Comparison:
 
     @property
     def transport(self) -> str:
-        """How the ranks reached the aggregator: shm, udp, or both."""
+        """Transports between the ranks and the aggregator: shm, udp, or both."""
         return " and ".join(sorted({str(agent["transport"]) for agent in self.outcomes["switchml"].agents}))
 
     @property
     def goodput_bps(self) -> float:
-        """Bits of gradient a second through a rank's all-reduces, mean over the ranks."""
+        """Bits of gradient per second through a rank's all-reduces, mean over the ranks."""
         return float(np.mean([agent["goodput_bps"] for agent in self.outcomes["switchml"].agents]))
 
 
@@ -91,10 +91,10 @@ def compare(
     aggregator_kind: str,
     standby: bool = False,
 ) -> Comparison:
-    """Train over every backend of `settings`, `switchml` with an aggregator of its own, of a kind that `command_of`
-    knows and started with `aggregator_options`, and compare. `standby`: and with a software aggregator as its standby.
-
-    Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
+    """Train over every backend of `settings`, `switchml` with an aggregator started for it, of a kind known to
+    `command_of`, with `aggregator_options`, and compare the results. `standby`: also start a software aggregator as its
+    standby. Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ.
+    """
     from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_for
 
     with contextlib.ExitStack() as running:
@@ -116,8 +116,8 @@ def compare_with(
     on_step: Callable[[Step], None],
     make: Callable[[int, TrainingSettings, Path, Report], Rank] = DigitsRank,
 ) -> Comparison:
-    """`compare`, with an aggregator that runs or starts, and its standbys. `make`: what a worker's process does
-    first."""
+    """`compare` with an aggregator that runs or starts, and its standbys. `make`: factory of the rank in a worker's
+    process."""
     started = time.monotonic()
     seconds_to_first_step = 0.0
 
@@ -142,7 +142,7 @@ def compare_with(
                 try:
                     results = workers.ask(phase, timeout_s=math.inf, on_report=report, watch=watch)
                 except AggregatorLost:
-                    # A rank's connection breaks a little before the process that it led to has ended.
+                    # A rank's connection breaks slightly before the process at its other end has terminated.
                     aggregators[-1].wait(ENDS_S)
                     watch()
                     raise
@@ -151,7 +151,7 @@ def compare_with(
 
 
 def _listed(aggregators: Sequence[ChildAggregator]) -> str:
-    """For SWITCHML_AGGREGATOR: the first, and its standbys."""
+    """Value of SWITCHML_AGGREGATOR: the first aggregator, and its standbys."""
     first, *standbys = (aggregator.address for aggregator in aggregators)
     return ",".join([first, *(f"standby={address}" for address in standbys)])
 
@@ -166,7 +166,7 @@ def _check_alive(aggregators: Sequence[ChildAggregator]) -> None:
 
 
 def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
-    """Raises RanksDisagree if the ranks have not ended with the same parameters, bit for bit."""
+    """Combine the ranks' results. Raises RanksDisagree unless all ranks have bitwise identical parameters."""
     first = results[0]
     odd = [rank for rank, result in enumerate(results) if result.params_sha256 != first.params_sha256]
     if odd:
@@ -193,7 +193,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
 
 
 def _refused(aggregators: Sequence[ChildAggregator]) -> int:
-    """Packets that the aggregators have refused since their start, as far as they still answer."""
+    """Number of packets that the aggregators have refused since their start, as far as they still respond."""
     from switchml.control import client
 
     refused = 0

@@ -19,7 +19,7 @@ from host_agent.training.data import BatchOrder, Digits
 BACKENDS = ("gloo", "switchml")
 """The phases, in order."""
 EVALUATIONS = 10
-"""How often rank 0 evaluates the test images during a phase."""
+"""Number of evaluations on the test images by rank 0 during a phase."""
 GROUP_TIMEOUT = timedelta(seconds=120)
 
 
@@ -40,9 +40,9 @@ class TrainingSettings:
     model: str = "cnn"
     """One of model.MODELS."""
     parallel: str = "ddp"
-    """How the ranks share the model: one of parallel.KINDS."""
+    """Parallelism of the model: one of parallel.KINDS."""
     pipeline: int = 1
-    """Stages of the model, each on as many ranks."""
+    """Number of stages of the model, each with the same number of ranks."""
     codec: str | None = None
     memory: str | None = None
     file: str | None = None
@@ -51,42 +51,43 @@ class TrainingSettings:
     reorder_rate: float = 0.0
     """Share of packets that the agents reorder; the aggregator has its own option."""
     sparse: str = "off"
-    """How agents treat blocks of zeros (density.choice)."""
+    """Sparse mode of the agents (density.choice)."""
     hierarchy: str = "none"
     """"node": the workers sum in shared memory first, and one of them uses the aggregator."""
     authenticate: bool = False
-    """Whether packets carry tags (docs/protocol.md, section 10)."""
+    """Whether packets carry authentication tags (docs/protocol.md, section 10)."""
     deadline_s: float = 0.0
-    """How long sums of gradients wait for a late rank (section 13); 0: without end."""
+    """Seconds that sums of gradients wait for a late rank (section 13); 0: no limit."""
     loader: str = "plain"
     """"planned": the images come from files, by a PlannedLoader with the same global batches (host_agent/loading)."""
     activations: str = "none"
-    """How they wait for backward: a codec of host_agent/memory."""
+    """Codec of saved activations (host_agent/memory)."""
     offload: bool = False
-    """Train by Adam with its states on the host (host_agent/memory)."""
+    """Whether to train with Adam with its states on the host (host_agent/memory)."""
     prune: float = 0.0
-    """The share of weights that is pruned; above 0, the others train by Adam."""
+    """The share of weights that is pruned; above 0, the remaining ones are trained with Adam."""
     trace: Path | None = None
     """Folder for the phases' profiles, each in its own subfolder (host_agent/profile)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Rank 0 has completed a step (from 1). `accuracy`: the latest on the test images."""
+    """A step (counted from 1) completed by rank 0. `accuracy`: the latest on the test images."""
 
     backend: str
     step: int
     loss: float
     accuracy: float
     images_per_s: float
-    """Over all workers."""
+    """Rate over all workers."""
     choices: tuple[str, ...] = ()
     """With the codec `auto`: the buckets' codecs, in order."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Train over a backend. `aggregator`: its control port's HOST:PORT, "" for Gloo. Answer: `PhaseResult`."""
+    """Request to train over a backend. `aggregator`: its control port's HOST:PORT, "" for Gloo. Answer:
+    `PhaseResult`."""
 
     backend: str
     aggregator: str
@@ -94,7 +95,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """What a phase gave one rank. `losses` are of its own batches; rank 0 alone sends `parameters` and `accuracy`."""
+    """Results of a phase on one rank. `losses` are of its own batches; only rank 0 sends `parameters` and
+    `accuracy`."""
 
     losses: list[float]
     seconds: float
@@ -103,21 +105,22 @@ class PhaseResult:
     accuracy: float | None = None
     parameters: np.ndarray | None = field(default=None, repr=False)
     agent: dict[str, float] = field(default_factory=dict)
-    """`HostAgent.stats()`, if there was one."""
+    """`HostAgent.stats()`, with an agent."""
     codec: dict[str, float] = field(default_factory=dict)
-    """Bytes and seconds of the codec, if there was one."""
+    """Bytes and seconds of the codec, with a codec."""
     loading: dict[str, float] = field(default_factory=dict)
-    """Counters of the planned loader, if there was one."""
+    """Counters of the planned loader, with one."""
     activations: dict[str, float] = field(default_factory=dict)
-    """Bytes and seconds of their compression, if there was one."""
+    """Bytes and seconds of activation compression, if used."""
     states: dict[str, float] = field(default_factory=dict)
-    """Of an optimizer whose states are on the host or pruned."""
+    """Statistics of an optimizer whose states are on the host or pruned."""
     decisions: list[dict[str, Any]] = field(default_factory=list)
     """With the codec `auto`: its changes, the same on all ranks."""
 
 
 class DigitsRank:
-    """Answers each `Phase`. `folder`: has the digits, and the workers' rendezvous files. `report`: gets each `Step`."""
+    """Answers each `Phase`. `folder`: has the digits, and the workers' rendezvous files. `report`: called with each
+    `Step`."""
 
     def __init__(self, rank: int, settings: TrainingSettings, folder: Path, report: Report):
         import torch
@@ -156,7 +159,7 @@ class DigitsRank:
         return result
 
     def leave(self) -> None:
-        """Each phase has left its own job."""
+        """Does nothing, since each phase has left its own job."""
 
 
 def _train(
@@ -215,7 +218,7 @@ def _train(
             if stragglers is not None:
                 for _ in stragglers.catch_up(settings.steps - stragglers.steps):
                     optimizer.step()
-                    losses.append(losses[-1])  # a step of the others' batches
+                    losses.append(losses[-1])  # a step of the other ranks' batches
                 if stragglers.steps == settings.steps:
                     break
             if (step + 1) % evaluate_every == 0:
@@ -252,7 +255,7 @@ def _train(
 def _optimizer(
     model: Any, parameters: list[Any], settings: TrainingSettings
 ) -> tuple[Any, Callable[[], dict[str, float]]]:
-    """And what counts its states."""
+    """The optimizer, and a function that returns statistics of its states."""
     import torch
 
     if not (settings.offload or settings.prune):

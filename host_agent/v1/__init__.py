@@ -1,1 +1,1 @@
-"""Agents that speak protocol v1, to p4app-switchML's controller and switch or to our own (docs/p4app-switchml.md)."""
+"""Agents for protocol v1, for p4app-switchML's controller and switch or this project's own (docs/p4app-switchml.md)."""

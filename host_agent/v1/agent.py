@@ -1,5 +1,5 @@
-"""One rank of a v1 session: calls in the order of their submission, one tensor after the other, as p4app-switchML's
-client has them. `joining.join` makes it."""
+"""One rank of a v1 session: calls in the order of their submission, one tensor after the other, as in p4app-switchML's
+client. Created by `joining.join`."""
 
 import os
 import select
@@ -21,13 +21,14 @@ from switchml.protocol.worker_v1 import FORMATS, ITEM_BYTES, WorkerV1
 from switchml.runtime.entry import entry_point
 
 DTYPES = (*FORMATS, "float16", "bfloat16")
-"""What v1 adds; half precision travels as float32."""
+"""Dtypes that v1 sums; half precision is sent as float32."""
 _TICK_NS = int(INTERVAL_S * 1e9)
 _NOBODY_KNOWS = "v1 does not tell whether a rank is late or gone, or the switch was restarted"
 
 
 class V1Agent(Agent):
-    """`sock` is bound where the switch sends results; `switch` (IPv4, port) is where packets go."""
+    """One rank of a v1 session. `sock` is bound to the address to which the switch sends results; `switch` (IPv4, port)
+    is the destination of packets."""
 
     wire, takes_sparse, takes_collectives = "int32", False, False
     transport = "udp"
@@ -90,7 +91,7 @@ class V1Agent(Agent):
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
 
-    # The thread
+    # The agent's thread
 
     def _run(self) -> None:
         calls = self._calls
@@ -111,7 +112,7 @@ class V1Agent(Agent):
         calls.end_calls([call] if call is not None else [])
 
     def _reduce(self, call: PendingCall) -> bool:
-        """Whether the call is done; False if the job is over."""
+        """Reduce a call; returns False if the job has ended."""
         request = call.request
         self._worker.begin(request.source, request.target, request.numel, request.dtype, call.divisor)
         me, progress, progress_at = self._worker.state.me[0], -1, 0.0

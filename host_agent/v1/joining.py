@@ -1,5 +1,5 @@
-"""How a rank joins a v1 session: options, addresses, the controller's calls, and a first all-reduce that shows that
-packets of this size come back and that every rank is counted once."""
+"""Joining a v1 session: options, addresses, the controller's calls, and a first all-reduce which verifies that packets
+of this size return and that every rank is counted once."""
 
 import logging
 import os
@@ -22,19 +22,19 @@ from switchml.protocol.worker_v1 import TIMEOUT_S, WorkerV1
 log = logging.getLogger("host_agent")
 
 PORT = 4000
-"""`worker_port` of the reference's dpdk.cfg. A result goes to every rank at the port of the one whose packet was last,
-so all have to use the same."""
+"""`worker_port` of the reference's dpdk.cfg. A result is sent to every rank at the port of the rank whose packet was
+last, so all have to use the same."""
 WINDOW = 256
-"""`max_outstanding_packets` of its general.cfg."""
+"""`max_outstanding_packets` of the reference's general.cfg."""
 _CHECK_S = 10.0
-"""How long the first results may take."""
+"""Timeout in seconds for the first results."""
 _UNKNOWN_MAC = 0x020000000000
-"""What a rank on loopback calls itself, which has no MAC address."""
+"""Base of the MAC address of a rank on loopback, which has none."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What `protocol` of HostAgent.join says. `timeout_s` and `port` are v1's."""
+    """The `protocol` option of HostAgent.join. `timeout_s` and `port` apply to v1."""
 
     version: str = "v2"
     timeout_s: float = TIMEOUT_S
@@ -42,7 +42,8 @@ class Protocol:
 
 
 def protocol_of(text: str | None) -> Protocol:
-    """ "v2", "v1", or "v1:timeout=100ms,port=4000"; None: what SWITCHML_PROTOCOL says, or v2. Raises ConfigError."""
+    """Parse "v2", "v1", or "v1:timeout=100ms,port=4000"; None: the value of SWITCHML_PROTOCOL, or v2. Raises
+    ConfigError."""
     text = text or os.environ.get("SWITCHML_PROTOCOL") or "v2"
     version, _, options = text.partition(":")
     settings = dict(option.partition("=")[::2] for option in filter(None, options.split(",")))
@@ -61,7 +62,7 @@ def join(address: str, options: joining.Options, protocol: Protocol) -> V1Agent:
     impaired = joining.impairment(options.rank)
     if impaired is not None and impaired.reorder_rate:
         raise ConfigError("SWITCHML_REORDER_RATE: v1 is not made for networks that reorder; expected 0")
-    loop.warm_up()  # before the time runs: it may compile
+    loop.warm_up()  # before the deadline starts, since it may compile
     deadline = time.monotonic() + options.timeout_s
     reach_s = min(options.timeout_s, options.reach_timeout_s)
     port = client.data_port(address, tls_ca=options.tls_ca, timeout_s=reach_s)
@@ -72,7 +73,7 @@ def join(address: str, options: joining.Options, protocol: Protocol) -> V1Agent:
     try:
         sockets.grow_buffers(sock, 4 << 20)
         mac = mac_of(ip) or _UNKNOWN_MAC + options.rank
-        reach.announce(sock)  # our P4 switch learns from it at which port this rank is
+        reach.announce(sock)  # this project's P4 switch learns this rank's port from it
         host = client.Host(options.rank, options.world_size, ip, mac, options.payload_bytes)
         left_s = options.until(deadline).timeout_s
         switch = client.open_session(address, host, tls_ca=options.tls_ca, timeout_s=left_s), port
@@ -133,7 +134,7 @@ def _check(address: str, options: joining.Options) -> None:
 
 
 def _check_sums(agent: V1Agent, payload_bytes: int, ip: str, switch: str) -> None:
-    """A packet in which each rank has a lane of its own. Raises JoinError."""
+    """Verify the sum of a packet in which each rank has a lane of its own. Raises JoinError."""
     lanes = np.zeros(payload_bytes // 4, np.int32)
     lanes[agent.rank] = 1
     try:

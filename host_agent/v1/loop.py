@@ -1,4 +1,5 @@
-"""A v1 agent's compiled loop: datagrams to the worker's rules, the worker's packets to the socket, a tensor a time."""
+"""A v1 agent's compiled loop: passes received datagrams to the worker and sends the worker's packets, one tensor at a
+time."""
 
 import socket
 from typing import NamedTuple
@@ -14,9 +15,9 @@ from switchml.runtime.memory import borrowed
 
 
 class Loop(NamedTuple):
-    """What the loop touches. `out` int64[2 windows]: rows to send. `fds` int64[1]: wake descriptor. `switch` uint64[1]:
-    the endpoint where packets go and results come from. What `downlink` and `uplink` leave of incoming and outgoing
-    packets is in `arrived` and `departing`."""
+    """State of the loop. `out` int64[2 windows]: rows to send. `fds` int64[1]: wake descriptor. `switch` uint64[1]: the
+    endpoint that packets are sent to and results come from. `arrived` and `departing`: incoming and outgoing packets
+    after `downlink` and `uplink` have impaired them."""
 
     worker: State
     io: udp.UdpIO
@@ -32,7 +33,7 @@ class Loop(NamedTuple):
 
 
 def new_loop(worker: WorkerV1, sock: socket.socket, wake: int, switch: tuple[str, int], lossy: Impaired | None) -> Loop:
-    """Everything for `run`: `wake` is an eventfd, `switch` (IPv4, port), `lossy` loss on purpose, if any."""
+    """Create the state for `run`: `wake` is an eventfd, `switch` (IPv4, port), `lossy` artificial loss, if any."""
     most_in, most_out = udp.RECEIVE_PACKETS, 2 * len(worker.state.rows)
     bad = lossy or Impaired()
     return Loop(
@@ -52,7 +53,7 @@ def new_loop(worker: WorkerV1, sock: socket.socket, wake: int, switch: tuple[str
 
 @kernel
 def run(loop: Loop, tick_ns: int) -> int:
-    """Move the tensor's packets until it is done, somebody writes to the wake descriptor, or `tick_ns` are over:
+    """Move the tensor's packets until it is done, the wake descriptor is written to, or `tick_ns` have passed: returns
     TASK_DONE, WOKEN or TICK."""
     loop = borrowed(loop)
     clock = np.zeros(8, np.int64)
@@ -86,7 +87,7 @@ def run(loop: Loop, tick_ns: int) -> int:
 
 @kernel
 def _send(loop, n, now):
-    """Send the packets of the rows that `out` lists."""
+    """Send the packets of the rows listed in `out`."""
     outgoing = loop.outgoing
     loop.worker.me[0].sent += n
     for i in range(n):

@@ -1,6 +1,6 @@
-"""A data plane of two tiers (docs/protocol.md, section 14): a switch in software whose few slots all jobs share, and
-behind it a software aggregator that ends every round. Ranks see one aggregator, and any agent of protocol v2 can use
-it.
+"""A data plane of two tiers (docs/protocol.md, section 14): a software switch with few slots shared by all jobs, and
+behind it a software aggregator that completes every round. To ranks it is one aggregator, and any agent of protocol v2
+can use it.
 """
 
 import os
@@ -26,24 +26,25 @@ from switchml.runtime.jit import compile_once
 from switchml.runtime.memory import u8_at
 
 _LOOPBACK = "127.0.0.1"
-"""Where the aggregator behind is: nobody else's machine reaches it."""
+"""Address of the aggregator behind the switch, unreachable from other machines."""
 _BY_FRONT = ("received_packets", "received_bytes", "sent_packets", "sent_bytes")
-"""Counters of packets from and to ranks; the aggregator behind counts what becomes of them."""
+"""Counters of packets from and to ranks; other counters are those of the aggregator behind the switch."""
 
 
 class BestEffortDataplane(SoftwareTraits):
     """The switch on a UDP socket of `bind`:`port` (0: any free port) with `shared_slots`, a power of two, for all jobs,
     and the aggregator behind it, on a free port of the loopback address.
 
-    `slot_capacity`: slots that jobs may have together at the aggregator behind. The three rates are SoftwareDataplane's
-    and apply to every packet that the switch gets or sends, those between the tiers included. Raises ConfigError if the
-    address can't be bound, a rate is no probability, or `shared_slots` no power of two.
+    `slot_capacity`: total slots that jobs may have at the aggregator behind the switch. The three rates are
+    SoftwareDataplane's and apply to every packet that the switch receives or sends, including those between the tiers.
+    Raises ConfigError if the address can't be bound, a rate is not a probability, or `shared_slots` is not a power of
+    two.
     """
 
     transports: tuple[str, ...] = "udp", "zmq"
     authenticates = halves = ends_early = False
     buffer_a_rank = True
-    """Each rank may have as many rounds under way as there are shared slots: more would never find one."""
+    """Each rank may have as many rounds in flight as there are shared slots: more would never find a free one."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class BestEffortDataplane(SoftwareTraits):
         self.slot_capacity = slot_capacity
         uplink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 1)
         downlink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 2)
-        best_effort.new_shared(shared_slots)  # refuses a wrong number before a socket is open
+        best_effort.new_shared(shared_slots)  # raises an error before a socket is open
         self._sockets = [data_port(bind, port)]
         self.address: Address = self._sockets[0].getsockname()
         try:
@@ -79,14 +80,14 @@ class BestEffortDataplane(SoftwareTraits):
         self._front = tiers.new_front(self._sockets[0], self._front_thread.wake, shared_slots, behind, uplink, downlink)
         self._behind = tiers.new_behind(self._sockets[1], self._behind_thread.wake, front)
         self._jobs: dict[int, JobState] = {}
-        """Belongs to the thread in front."""
+        """Accessed by the front thread only."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where packets may go."""
+        """Addresses to which ranks may send packets."""
         return (self.address,)
 
-    # -- life --
+    # -- lifecycle --
 
     def start(self) -> "BestEffortDataplane":
         compile_once(tiers.serve_front, self._front)
@@ -106,26 +107,26 @@ class BestEffortDataplane(SoftwareTraits):
 
     @property
     def behind(self) -> int:
-        """The endpoint (udp.endpoint) of the aggregator behind."""
+        """The endpoint (udp.endpoint) of the aggregator behind the switch."""
         return int(self._front.behind[0])
 
     def handle(self, sender: int, address: int, length: int, now_ns: int) -> list[tuple[int, bytes]]:
-        """One datagram of endpoint `sender` at the switch, and what it causes: (endpoint, bytes) each, `behind` among
-        them. For a data plane that was not started."""
+        """Process one datagram of endpoint `sender` at the switch; returns the resulting packets as (endpoint, bytes),
+        including those for `behind`. For a data plane that was not started."""
         front = self._front
         count = tiers.apply_front(front, np.uint64(sender), address, length, now_ns)
         return [(int(front.outgoing.endpoint[k]), data) for k, data in enumerate(_listed(front.outgoing, count))]
 
     def handle_behind(self, address: int, length: int) -> list[bytes]:
-        """One datagram of the switch at the aggregator behind, and the reply to it, if there is one."""
+        """Process one datagram of the switch at the aggregator behind it; returns the reply, if there is one."""
         behind = self._behind
         return _listed(behind.outgoing, tiers.apply_behind(behind, 0, behind.front[0], address, length))
 
     # -- Dataplane --
 
     def start_job(self, spec: JobSpec) -> None:
-        """Raises ConfigError if an address belongs to another job, there are too many jobs or workers, or the job is
-        one of protocol v1."""
+        """Start a job. Raises ConfigError if an address belongs to another job, there are too many jobs or workers, or
+        the job uses protocol v1."""
         if spec.protocol != 2:
             raise ConfigError("protocol v1 has no best-effort slots: its ranks need an aggregator of their own")
         state = JobState(spec, shared=False)
@@ -147,7 +148,7 @@ class BestEffortDataplane(SoftwareTraits):
             int(key): (job.spec.job_id, rank) for job in self._jobs.values() for rank, key in enumerate(job.endpoints)
         }
         for rank, address in enumerate(spec.addresses):
-            assert address is not None  # of protocol v1 alone
+            assert address is not None  # None only in protocol v1
             key = udp.endpoint(*address)
             if key in known:
                 job, other = known[key]
@@ -189,18 +190,18 @@ class BestEffortDataplane(SoftwareTraits):
         self._front_thread.run(remove)
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
-        """Protocol v1's ranks alone have addresses that become known later, and there are none here."""
+        """Only protocol v1 has addresses that become known later, and it is not supported here."""
         raise KeyError(job_id)
 
     def address_for(self, sender: Address) -> Address:
         return self.address
 
     def segment(self, job_id: int, part: int = 0) -> str:
-        """Ranks share no memory with a switch."""
+        """No shared memory: returns ""."""
         return ""
 
     def counters(self, job_id: int) -> JobCounters:
-        """Raises KeyError for an unknown job."""
+        """Counters of a job. Raises KeyError for an unknown job."""
         state = self._jobs[job_id]
         counted = state.count()
         front = self._front.counters[state.index, : state.spec.workers]
@@ -215,11 +216,11 @@ class BestEffortDataplane(SoftwareTraits):
         return {"refused_address": int(self._front.totals[0])}
 
     def shared_counts(self) -> dict[str, int]:
-        """What became of the packets that came to the switch, by the names of `best_effort.COUNTS`."""
+        """Numbers of packets received by the switch, by outcome, with the names of `best_effort.COUNTS`."""
         return dict(zip(best_effort.COUNTS, self._front.shared.counts.tolist(), strict=True))
 
     def shared_in_use(self) -> int:
-        """Slots of the switch that have a round."""
+        """Number of slots of the switch with an open round."""
         return int(np.count_nonzero(self._front.shared.slots["key"]))
 
     def _rebuild_senders(self) -> None:

@@ -1,4 +1,4 @@
-"""What a software aggregator knows of one job: the slots, whence its ranks send, and which rounds are open."""
+"""State of one job in a software aggregator: the slots, the endpoints of its ranks, and its open rounds."""
 
 import os
 import time
@@ -17,7 +17,7 @@ log = logs.of("switchml.aggregator")
 
 
 class JobState:
-    """A job's arrays, and since when its rounds have been open, for `counters`."""
+    """A job's arrays, and the times since when its rounds have been open, for `counters`."""
 
     def __init__(self, spec: JobSpec, shared: bool, halves: bool = False) -> None:
         self.spec = spec
@@ -70,7 +70,7 @@ class JobState:
         return (self.spec.protocol, self.spec.workers, *addresses, *rows, *parts, *results, *shared, 0, *key, tag_bytes)
 
     def close(self) -> None:
-        """Let nobody attach to the shared memory any more; existing mappings stay."""
+        """Prevent further processes from attaching to the shared memory; existing mappings remain."""
         if self._segment_fd >= 0:
             os.close(self._segment_fd)
             self._segment_fd = -1
@@ -93,7 +93,7 @@ class JobState:
         return {rank for rank in range(self.spec.workers) if bitmap >> rank & 1 == 0}
 
     def count(self) -> JobCounters:
-        """Ranks count as missing when the round was open at a call at least a second ago."""
+        """Counters of the job. Ranks count as missing if the round was already open at a call at least a second ago."""
         ranks = tuple(dict(zip(COUNTERS, (int(v) for v in row), strict=True)) for row in self.pool.counters)
         rows, marks = self.open_rounds()
         now, opened = time.monotonic(), {}

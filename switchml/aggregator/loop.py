@@ -1,8 +1,8 @@
-"""The aggregator's compiled loop: packets from a UDP socket and from shared memory through the rules of pool.py, and
-results back.
+"""The aggregator's compiled loop: applies the rules of pool.py to packets from a UDP socket and from shared memory, and
+sends the results.
 
-It holds no GIL and makes no Python object. `software.py` owns what it touches, and changes it only while the loop
-stands still.
+It does not hold the GIL and creates no Python objects. `software.py` owns its state, and changes it only while the loop
+is paused.
 """
 
 import socket
@@ -51,31 +51,32 @@ JOB_ENTRY = record(
     "u8 key0 key1",
     "i8 tag_bytes",
 )
-"""Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address
-of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 once packets of its came that way: then
-none is taken from its UDP address any more. `key0`, `key1`: of the tags behind its UDP packets, of `tag_bytes` each (0:
-none)."""
+"""Locations of a job's arrays. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`:
+address of its shared memory's `at` (0: none); `local`: address of a uint8 per rank, 1 once a packet of the rank came
+through shared memory: from then on none is accepted from its UDP address. `key0`, `key1`: key of the authentication
+tags of its UDP packets, which have `tag_bytes` each (0: none)."""
 
 LOCAL = np.uint64(1 << 63)
 """Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""
 _BATCH_BYTES = 64 * (64 + 1024)
-"""Of rows whose packets are taken from one rank's ring before the next rank's turn: their slots stay in the cache until
-all ranks are added."""
+"""Bytes of rows whose packets are taken from one rank's ring before the next rank's turn: their slots stay in the cache
+until all ranks are added."""
 _IDLE_ROUNDS = 32
-"""Rounds without packets before the loop sleeps; and rounds of ring work between two looks at the socket."""
+"""Number of rounds without packets before the loop sleeps, and of rounds of ring work between two polls of the socket.
+"""
 _AHEAD, _LINE, _FETCHED = 2, 64, 2048
-"""How many packets ahead of the one that is added those in shared memory are fetched, bytes of a cache line, and of a
-packet at most: ranks wrote them on other cores, so each line would have to be waited for."""
+"""Prefetching of packets in shared memory: number of packets ahead of the current one, bytes of a cache line, and
+maximum bytes of a packet. Ranks wrote them on other cores, so each line would otherwise be a cache miss."""
 _WAKE_ROUNDS = 4
-"""Rounds of ring work after which ranks that sleep are woken, unless the rings are empty before. One that is woken for
-a few results soon sleeps once more, and each time costs as much as some twenty packets."""
+"""Number of rounds of ring work after which sleeping ranks are woken, unless the rings are empty before. A rank woken
+for a few results soon sleeps again, and each wake-up costs as much as some twenty packets."""
 
 
 class Loop(NamedTuple):
-    """Everything `serve` touches. `senders` uint64[TABLE, 2]: endpoint (0 = free), job << 16 | rank. `totals` int64[2]:
-    refused packets, send failures. `rings` int64[1 + MAX_JOBS]: how many jobs have shared memory, and which.
-    `authenticated` int64[1]: 1 while packets of any job have tags, and `signed` those that are computed together.
-    `patience`: of libc.give_way."""
+    """State of `serve`. `senders` uint64[TABLE, 2]: endpoint (0 = free), job << 16 | rank. `totals` int64[2]: refused
+    packets, send failures. `rings` int64[1 + MAX_JOBS]: number of jobs with shared memory, and their indices.
+    `authenticated` int64[1]: 1 while packets of any job have tags, and `signed` the packets whose tags are computed
+    together. `patience`: of libc.give_way."""
 
     io: udp.UdpIO
     jobs: np.ndarray
@@ -131,11 +132,12 @@ def _pool_v1_of(entry: Any) -> StateV1:
 
 @kernel(forceinline=True)
 def _apply(entry: Any, rank: int, address: Address, length: int, reply: np.ndarray) -> tuple[int, int]:
-    """One packet under the rule of its job; (action, row)."""
+    """Apply the rules of a packet's job to it; returns (action, row)."""
     if entry.protocol == 1:
         return receive_v1(_pool_v1_of(entry), reply, rank, address, length)
     pool = pool_of(entry)
-    if length == 0 and entry.segment:  # a rank that shares memory queries whom a round waits for: it loses no packets
+    # A rank that shares memory loses no packets; it queries the ranks that a round waits for.
+    if length == 0 and entry.segment:
         return query_v2(pool, reply, rank, int64(address)), 0
     return receive_v2(pool, reply, rank, address, length)
 
@@ -150,7 +152,7 @@ def _result_of(entry: Any, row: int, length: int) -> tuple[Address, int]:
 
 @kernel
 def _answer_size(entry: Any, row: int, rank: int, length: int) -> Any:
-    """Length of the result in a row as it goes to one rank; `length` is that of the packet it answers."""
+    """Length of the result in a row as sent to one rank; `length` is that of the packet it answers."""
     if entry.protocol == 1 or entry.tag_bytes:
         return int64(_result_of(entry, row, length)[1])
     return size_for(pool_of(entry), row, rank)
@@ -160,8 +162,8 @@ def _answer_size(entry: Any, row: int, rank: int, length: int) -> Any:
 def apply_one(
     senders: np.ndarray, jobs: np.ndarray, endpoint: np.uint64, address: Address, length: int, reply: np.ndarray
 ) -> tuple[int, int, int]:
-    """One datagram of `endpoint`, for a caller that has its own clock and network: (job << 16 | rank, or -1 for a
-    stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
+    """Process one datagram of `endpoint`, for a caller with its own clock and network: (job << 16 | rank, or -1 for an
+    unknown sender; action; row). `reply` uint8[>= 1034] receives the packet to send for UNICAST and WAITING."""
     value = find_sender(senders, endpoint)
     if value < 0:
         value = find_sender(senders, endpoint & ~np.uint64(0xFFFF))
@@ -173,7 +175,7 @@ def apply_one(
 
 @kernel(forceinline=True)
 def _emit(outgoing: udp.Packets, n: int, entry: Any, rank: int, address: Address, length: int, port: int) -> int:
-    """List one packet for a rank in `outgoing`, which has room. `port` overrides the rank's (v1: the port of the
+    """Append one packet for a rank to `outgoing`, which has room. `port` overrides the rank's (v1: the port of the
     completing packet)."""
     mine = _counters_of(entry)[rank]
     mine[counters.SENT_PACKETS] += 1
@@ -191,7 +193,7 @@ def _emit(outgoing: udp.Packets, n: int, entry: Any, rank: int, address: Address
 
 @kernel(forceinline=True)
 def _hand_over(entry: Any, rank: int, address: Address, length: int) -> None:
-    """Name a result or a wait packet to a rank that shares the job's memory."""
+    """Publish a result or a wait packet to a rank that shares the job's memory."""
     at = i64_at(entry.segment, shm.FIELDS)
     if u8_at(address, 1)[0] >> 4 == wire_format.WAIT:  # not in shared memory yet: copy it there
         row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * at[shm.ROW])
@@ -204,7 +206,7 @@ def _hand_over(entry: Any, rank: int, address: Address, length: int) -> None:
 
 @kernel(forceinline=True)
 def _size_of(loop: Loop, k: int, entry: Any, rank: int) -> int:
-    """How many bytes of the result of the `k`-th round in `done` go to a rank, or -1 if it does not get it."""
+    """Bytes of the result of the `k`-th round in `done` for a rank, or -1 if it does not receive it."""
     done = loop.done
     if done[k, 5] >= 0 and not gets_result(pool_of(entry), done[k, 5], rank):
         return int64(-1)
@@ -213,7 +215,7 @@ def _size_of(loop: Loop, k: int, entry: Any, rank: int) -> int:
 
 @kernel
 def _hand_over_all(loop: Loop, entry: Any, rank: int, first: int, last: int) -> None:
-    """Name the results of the rounds `first` … `last` - 1 in `done` to a rank that shares their job's memory."""
+    """Publish the results of the rounds `first` … `last` - 1 in `done` to a rank that shares their job's memory."""
     loop = borrowed(loop)
     at, mine, count, size_sum = i64_at(entry.segment, shm.FIELDS), _counters_of(entry)[rank], int64(0), int64(0)
     ring, head, end = shm.open_down(at, rank)
@@ -229,9 +231,9 @@ def _hand_over_all(loop: Loop, entry: Any, rank: int, first: int, last: int) -> 
 
 @kernel
 def _remove_tags(loop: Loop, packets: udp.Packets, count: int) -> None:
-    """Set the lengths of authenticated packets to those without their tags, or below 0 where that is not the rank's for
-    its round (authentication.check). No packet of a batch is so far from its row's round that those before it would
-    change what is found."""
+    """Replace the lengths of authenticated packets by those without their tags, or by a negative value if the tag is
+    not the rank's for its round (authentication.check). No packet of a batch is so far from its row's round that the
+    ones before it would change the result."""
     n = int64(0)
     for i in range(count):
         key = packets.endpoint[i]
@@ -253,7 +255,7 @@ def _remove_tags(loop: Loop, packets: udp.Packets, count: int) -> None:
 
 @kernel
 def _refuse(entry: Any, rank: int, length: int) -> None:
-    """Count a packet of a rank's address whose tag is wrong."""
+    """Count a packet from a rank's address with a wrong tag."""
     mine = _counters_of(entry)[rank]
     mine[counters.RECEIVED_PACKETS] += 1
     mine[counters.RECEIVED_BYTES] += length
@@ -262,8 +264,8 @@ def _refuse(entry: Any, rank: int, length: int) -> None:
 
 @kernel
 def _add_signed(loop: Loop, n: int, entry: Any, receiver: int, row: int, address: Address, length: int) -> int:
-    """Have `authentication.sign` sign what is sent about the round in a row as its `n`-th packet, if any rank gets it
-    by UDP; how many there are then."""
+    """Add a packet about the round in a row to the batch of `authentication.sign`, as its `n`-th, if any rank receives
+    it by UDP; returns the new size of the batch."""
     if entry.tag_bytes == 0 or (entry.local and u8_at(entry.local, entry.workers).all()):
         return n
     number = pool_of(entry).slots[row].seq
@@ -281,20 +283,21 @@ def _send(loop: Loop, n: int, now: int) -> None:
 
 @kernel(forceinline=True)
 def _fetch(address: Address, length: int) -> None:
-    """Begin to fetch a packet into the cache, but for the line of its header, which is there (shm.receive_up); of a
-    large one the beginning, as the processor sees by then where that leads."""
+    """Prefetch a packet into the cache, except for the line of its header, which is there (shm.receive_up); of a large
+    packet only the beginning, after which the hardware prefetcher follows."""
     for at in range(_LINE, min(length, _FETCHED), _LINE):
         prefetch(address + np.uint64(at))
 
 
 @kernel
 def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
-    """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as
-    trains. A row of `done` is a completed round: job, address and size of its result, port, who gets its data
+    """Handle one batch: apply every packet, then send the results, grouped by rank so that they are sent as trains. A
+    row of `done` is a completed round: job, address and size of its result, port, ranks that get its data
     (`receivers_of`), and its row if it is not for all ranks, else -1."""
     loop, packets = borrowed(loop), borrowed(packets)
-    unicasts = 0  # they lie in `replies` and are listed first
-    n = finished = signed = int64(0)  # a plain 0 has a type of its own, for which what is called is compiled, too
+    unicasts = 0  # stored in `replies` and listed first
+    # A plain 0 has another type, for which called functions would be compiled a second time.
+    n = finished = signed = int64(0)
     outgoing = loop.outgoing
     room = outgoing.address.size
     if loop.authenticated[0]:
@@ -315,7 +318,7 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             u8_at(entry.local, entry.workers)[rank] = 1
         elif entry.segment:
             if packets.length[i] == 0:
-                continue  # only to wake the loop: the rank shares memory
+                continue  # a wake-up of a rank that shares memory
             if u8_at(entry.local, entry.workers)[rank]:
                 loop.totals[0] += 1
                 continue
@@ -334,7 +337,7 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             if entry.protocol != 1:
                 pool = pool_of(entry)
                 receivers, partial = receivers_of(pool, row), is_partial(pool, row)
-            # One tag covers one packet: in a job that has tags no result is cut.
+            # One tag covers one packet: in a job with tags no result is truncated.
             loop.done[finished, 4] = receivers if entry.tag_bytes == 0 else 0
             loop.done[finished, 5] = row if partial else -1
             finished += 1
@@ -375,7 +378,8 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
 
 @kernel
 def _take_nearby(loop: Loop) -> int:
-    """Take turns among the rings of all jobs with shared memory; how many packets `loop.nearby` then lists."""
+    """Take packets from the rings of all jobs with shared memory in turn; returns the number of packets in
+    `loop.nearby`."""
     loop = borrowed(loop)
     count = int64(0)
     for k in range(loop.rings[0]):
@@ -390,7 +394,7 @@ def _take_nearby(loop: Loop) -> int:
 
 @kernel
 def _wake_ranks(loop: Loop) -> None:
-    """Wake the ranks that sleep and have something in their ring."""
+    """Wake the sleeping ranks that have packets in their ring."""
     loop = borrowed(loop)
     n = 0
     for k in range(loop.rings[0]):
@@ -407,7 +411,7 @@ def _wake_ranks(loop: Loop) -> None:
 
 @kernel
 def _announce_sleep(loop: Loop, asleep: int) -> bool:
-    """Set the flags that ranks with shared memory look at; returns whether one has sent something in the meantime."""
+    """Set the flags that ranks with shared memory check; returns whether a rank has sent packets in the meantime."""
     waiting = False
     for k in range(loop.rings[0]):
         entry = loop.jobs[loop.rings[1 + k]]
@@ -420,7 +424,7 @@ def _announce_sleep(loop: Loop, asleep: int) -> bool:
 
 @kernel
 def serve(loop: Loop) -> None:
-    """Serve until somebody writes to the wake descriptor."""
+    """Serve until the wake descriptor is written to."""
     loop = borrowed(loop)
     clock = np.zeros(8, np.int64)
     quiet, busy = _IDLE_ROUNDS, 0
@@ -468,7 +472,8 @@ def serve(loop: Loop) -> None:
 def new_loop(
     sock: socket.socket, wake: int, uplink: impair.Impairment, downlink: impair.Impairment, packets_out: int = 4096
 ) -> Loop:
-    """Empty tables and lists around a bound UDP socket, an eventfd, and what impairs packets in each direction."""
+    """Empty tables and lists around a bound UDP socket, an eventfd, and the impairments of packets in each
+    direction."""
     batch = 2 * udp.RECEIVE_PACKETS + 2 * impair.MAX_DELAYED
     return Loop(
         io=udp.new_udp_io(sock),

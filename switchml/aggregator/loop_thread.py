@@ -1,5 +1,5 @@
-"""The thread that runs a compiled loop. It owns what the loop touches: whoever wants to change that hands it a
-function, which it runs while the loop stands still.
+"""The thread that runs a compiled loop. It owns the loop's state: other threads change it by passing a function, which
+the thread runs while the loop is paused.
 """
 
 import os
@@ -16,21 +16,21 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """`serve` has to return when somebody writes to `wake`, an eventfd; it is called again until `stop`."""
+    """`serve` must return when `wake`, an eventfd, is written to; it is called repeatedly until `stop`."""
 
     def __init__(self, serve: Callable[[], None], name: str) -> None:
         self.wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.stopping = False
         self._serve = serve
         self._requests: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # between `run` and `stop`: no request may come after the last look at the queue
+        self._lock = threading.Lock()  # no request may follow the last check of the queue
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> bool:
-        """End the thread, if it runs; the eventfd remains. False if this was called before."""
+        """End the thread, if it runs; the eventfd remains open. Returns False if this was called before."""
         with self._lock:
             if self.stopping:
                 return False
@@ -40,7 +40,8 @@ class LoopThread:
         return True
 
     def run(self, action: Callable[[], Result]) -> Result:
-        """Run `action` between two rounds of the loop, or here if that doesn't run; returns its result."""
+        """Run `action` between two rounds of the loop, or in the calling thread if the loop does not run; returns its
+        result."""
         with self._lock:
             serving = self._thread.ident is not None and not self.stopping
             if serving:
@@ -55,11 +56,11 @@ class LoopThread:
 
     @property
     def native_id(self) -> int | None:
-        """The kernel's number of the thread; None before `start`."""
+        """The kernel's thread ID; None before `start`."""
         return self._thread.native_id
 
     def run_on(self, cores: set[int]) -> None:
-        """Have the thread run on no other cores."""
+        """Restrict the thread to these cores."""
         if self.native_id is not None:
             confine(self.native_id, cores)
 

@@ -1,9 +1,9 @@
-"""Protocol v1 straight from a network interface, for p4app-switchML's own hosts, whose frames the kernel does not hand
-to a UDP socket: its DPDK client reuses packets with IPv4 checksum 0, reads single frames only, and answers no ARP.
+"""Protocol v1 directly on a network interface, for p4app-switchML's own hosts, whose frames the kernel does not deliver
+to a UDP socket: its DPDK client reuses packets with IPv4 checksum 0, reads single frames only, and does not answer ARP.
 
-`RawV1` has a packet socket for the interface and a thread that takes frames one by one: it answers ARP requests for its
-address, takes v1 packets at UDP ports 48864 to 48879 as the original's switch does (docs/protocol.md, section 1), and
-sends each result as one frame to the MAC address that the host has registered. It is written for compatibility; the
+`RawV1` has a packet socket for the interface and a thread that processes frames one by one: it answers ARP requests for
+its address, accepts v1 packets at UDP ports 48864 to 48879 as the original's switch does (docs/protocol.md, section 1),
+and sends each result as one frame to the MAC address that the host has registered. It is written for compatibility; the
 compiled loop (loop.py) is several times faster.
 """
 
@@ -32,9 +32,9 @@ log = logs.of("switchml.aggregator")
 
 _FRAME_BYTES = 2048
 _BATCH = 64
-"""Frames taken between two looks at what else has to be done."""
+"""Maximum number of frames processed before the other sources are polled."""
 _MOST_HEADERS = 4096
-"""Headers that are kept: a host chooses its source ports, and must not fill our memory by them."""
+"""Maximum number of cached headers: hosts choose their source ports, which must not exhaust memory."""
 _ETH_P_ARP = 0x0806
 _ETHERNET = struct.Struct("!6s6sH")
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
@@ -56,8 +56,9 @@ class Datagram(NamedTuple):
 
 
 def datagram_in(frame: bytes) -> Datagram | None:
-    """The datagram in a frame; None for what is not UDP over IPv4, has options, is a fragment or cut short, or has an
-    IPv4 checksum that is neither right nor 0 (the original's switch never looks at it, and its client sends 0)."""
+    """The datagram in a frame; None for a frame that is not UDP over IPv4, has options, is a fragment or truncated, or
+    has an IPv4 checksum that is neither correct nor 0 (the original's switch never checks it, and its client sends 0).
+    """
     if len(frame) < _AT_DATA:
         return None
     _, source_mac, kind = _ETHERNET.unpack_from(frame)
@@ -71,15 +72,15 @@ def datagram_in(frame: bytes) -> Datagram | None:
 
 
 def _is_sound(header: bytes) -> bool:
-    """Whether the checksum of an IPv4 header is right (RFC 1071)."""
+    """Whether the checksum of an IPv4 header is correct (RFC 1071)."""
     return bool(sum(struct.unpack("!10H", header)) % 0xFFFF == 0)
 
 
 class RawV1:
-    """Sessions of protocol v1 on an interface: the part of `Dataplane` that threads.py passes on to it.
+    """Sessions of protocol v1 on an interface: the part of `Dataplane` that threads.py delegates to it.
 
-    `ip`, `mac`: the interface's own, which hosts are told. Raises ConfigError if there is no such interface, it lacks
-    an address, or the process may not open packet sockets (root may).
+    `ip`, `mac`: the interface's addresses, which hosts are given. Raises ConfigError if there is no such interface, it
+    lacks an address, or the process may not open packet sockets (root may).
     """
 
     def __init__(self, interface: str) -> None:
@@ -101,12 +102,12 @@ class RawV1:
         self._senders: dict[bytes, tuple[JobState, int]] = {}
         self._headers: dict[tuple[int, int, int, int, int], bytes] = {}
         self._refused = 0
-        self._lock = threading.Lock()  # over all of the above
+        self._lock = threading.Lock()  # protects all of the above
         self._thread = threading.Thread(target=self._run, name="switchml-raw", daemon=True)
 
     def _open(self) -> socket.socket:
         sock = sockets.new_packet_socket(self.interface)
-        sock.setsockopt(sockets.SOL_PACKET, sockets.VNET_HDR, 0)  # nobody sends trains of v1 packets
+        sock.setsockopt(sockets.SOL_PACKET, sockets.VNET_HDR, 0)  # v1 packets are not sent as trains
         sock.setblocking(False)
         return sock
 
@@ -128,7 +129,7 @@ class RawV1:
     # Dataplane
 
     def start_job(self, spec: JobSpec) -> None:
-        """Raises ConfigError if an address belongs to another session."""
+        """Start a session. Raises ConfigError if an address belongs to another session."""
         state = JobState(spec, shared=False)
         with self._lock:
             self._jobs[spec.job_id] = state
@@ -141,7 +142,7 @@ class RawV1:
             raise
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
-        """A rank's address became known. Raises ConfigError if it is another's, KeyError for an unknown job."""
+        """Set a rank's address once it is known. Raises ConfigError if it is another's, KeyError for an unknown job."""
         key = socket.inet_aton(address[0])
         with self._lock:
             state = self._jobs[job_id]
@@ -162,7 +163,7 @@ class RawV1:
             self._headers.clear()
 
     def counters(self, job_id: int) -> JobCounters:
-        """Raises KeyError for an unknown job."""
+        """Counters of a job. Raises KeyError for an unknown job."""
         with self._lock:
             return self._jobs[job_id].count()
 
@@ -184,18 +185,18 @@ class RawV1:
                     self._take(*takes[number])
 
     def _take(self, sock: socket.socket, take: Callable[[bytes], None]) -> None:
-        """Hand over what has arrived."""
+        """Process the frames that have arrived."""
         for _ in range(_BATCH):
             try:
                 take(sock.recv(_FRAME_BYTES))
             except BlockingIOError:
                 return
-            except OSError as error:  # the interface went down, and may come back
+            except OSError as error:  # the interface is down, and may come up again
                 log.warning("interface %s: %s", self.interface, error.strerror or error)
                 return
 
     def _asked(self, frame: bytes) -> None:
-        """Answer an ARP request for our address (RFC 826)."""
+        """Answer an ARP request for this address (RFC 826)."""
         if len(frame) < _AT_IPV4 + _ARP.size:
             return
         *kind, op, mac, ip, _, target = _ARP.unpack_from(frame, _AT_IPV4)
@@ -204,7 +205,7 @@ class RawV1:
             self._send(_ETHERNET.pack(mac, self._own_mac, _ETH_P_ARP) + answer)
 
     def _packet(self, frame: bytes) -> None:
-        """Apply one packet, and send what it causes."""
+        """Apply one packet, and send the resulting packets."""
         datagram = datagram_in(frame)
         if datagram is None or datagram.target != self._own_ip or frame[:6] != self._own_mac:
             return
@@ -221,13 +222,13 @@ class RawV1:
             return
         receivers = range(state.spec.workers) if outcome.action == "multicast" else (rank,)
         for receiver in receivers:
-            if state.endpoints[receiver]:  # else this rank has not registered its address yet
+            if state.endpoints[receiver]:  # otherwise this rank has not registered its address yet
                 self._send(self._header(state, receiver, datagram, len(outcome.packet)) + outcome.packet)
                 state.pool.counters[receiver][counters.SENT_PACKETS] += 1
                 state.pool.counters[receiver][counters.SENT_BYTES] += len(outcome.packet)
 
     def _header(self, state: JobState, rank: int, request: Datagram, size: int) -> bytes:
-        """What precedes a result: it goes from the port that the request went to, to the port that it came from."""
+        """Headers of a result: sent from the port that the request was sent to, to the port that it came from."""
         key = state.spec.job_id, rank, request.port, request.source_port, size
         if key not in self._headers:
             if len(self._headers) >= _MOST_HEADERS:
@@ -240,7 +241,7 @@ class RawV1:
     def _send(self, frame: bytes) -> None:
         try:
             self._udp.send(frame)
-        except OSError as error:  # lost; its receiver will ask for it
+        except OSError as error:  # lost; its receiver will request it again
             log.debug("%s", error)
 
 

@@ -1,14 +1,14 @@
-"""Which rank of which job sends from an endpoint: a hash table that the aggregator's compiled loops look up."""
+"""Hash table from sending endpoint to rank and job, used by the aggregator's compiled loops."""
 
 import numpy as np
 
 from switchml.runtime.jit import int64, kernel
 
 TABLE = 65536
-"""Entries of the table; at most half are used, so that a look-up ends soon."""
+"""Number of entries of the table; at most half are used, so that look-ups are short."""
 MAX_SENDERS = TABLE // 2
 _HASH, _HASH_SHIFT = 0x9E3779B97F4A7C15, 48
-"""Fibonacci hashing (Knuth): the top 16 bits of the product number the table's entries."""
+"""Fibonacci hashing (Knuth): the top 16 bits of the product are the index in the table."""
 
 
 @kernel(forceinline=True)
@@ -23,7 +23,7 @@ def find_sender(senders: np.ndarray, key: np.uint64) -> int:
 
 
 def fill_senders(senders: np.ndarray, endpoints: list[tuple[int, int]]) -> None:
-    """Make the table, uint64[TABLE, 2], anew from (endpoint, job << 16 | rank) pairs."""
+    """Rebuild the table, uint64[TABLE, 2], from (endpoint, job << 16 | rank) pairs."""
     senders[:] = 0
     for key, value in endpoints:
         at = ((key * _HASH) & 0xFFFFFFFFFFFFFFFF) >> _HASH_SHIFT

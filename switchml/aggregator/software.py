@@ -1,10 +1,10 @@
-"""The software aggregator: packets from a UDP socket through the rules of pool.py, results back, all in one compiled
-loop.
+"""The software aggregator: applies the rules of pool.py to packets from a UDP socket and sends the results, all in one
+compiled loop.
 
-`SoftwareDataplane` implements the control plane's `Dataplane`. One thread owns all state and spends its life in
-`loop.serve`, which holds no GIL and makes no Python object; whoever wants to change a job hands that thread a function
-and wakes it: the loop returns, the function runs, the loop starts again. Each job has its own slots; all that jobs
-share is a table from sender to (job, rank).
+`SoftwareDataplane` implements the control plane's `Dataplane`. One thread owns all state and runs `loop.serve`, which
+does not hold the GIL and creates no Python objects; to change a job, other threads pass a function to that thread and
+wake it: the loop returns, the function runs, the loop starts again. Each job has its own slots; the only shared
+structure is a table from sender to (job, rank).
 """
 
 import os
@@ -34,7 +34,7 @@ SOCKET_BUFFER_BYTES = 16 << 20
 
 
 class SoftwareTraits:
-    """What a software aggregator reports about itself to the control plane, of one thread or several."""
+    """Properties that a software aggregator, of one thread or several, reports to the control plane."""
 
     kind = "software"
     buffer_a_rank = False
@@ -50,7 +50,7 @@ class SoftwareTraits:
         return min(wanted, self.most_parts)
 
     def link(self, job_id: int, rank: int) -> None:
-        """Agents need nothing but the address."""
+        """None: agents need only the address."""
 
     def failed(self) -> dict[int, str]:
         return {}
@@ -59,10 +59,10 @@ class SoftwareTraits:
 class SoftwareDataplane(SoftwareTraits):
     """The aggregator's data side on a UDP socket of `bind`:`port` (0: any free port).
 
-    `slot_capacity`: slots that v2 jobs may have together (2 kB of memory each). `loss_rate`, `reorder_rate`,
-    `duplicate_rate`: probabilities applied to each packet when it arrives and again when it leaves; `seed` makes them
-    repeatable. `shared_memory`: let ranks of this machine and user hand packets over in memory (not with a rate above
-    0, which is for the network to have). Raises ConfigError if the address can't be bound or a rate is no probability.
+    `slot_capacity`: total slots of v2 jobs (2 kB of memory each). `loss_rate`, `reorder_rate`, `duplicate_rate`:
+    probabilities applied to each packet when it arrives and again when it leaves; `seed` makes them repeatable.
+    `shared_memory`: exchange packets in memory with ranks of this machine and user (disabled by a rate above 0, which
+    applies to a network). Raises ConfigError if the address can't be bound or a rate is not a probability.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class SoftwareDataplane(SoftwareTraits):
         self._loop = compiled.new_loop(self._socket, self._thread.wake, uplink, downlink)
         self._jobs: dict[int, JobState] = {}
         if self._shared:
-            with suppress(OSError):  # the kernel has none: ranks use UDP
+            with suppress(OSError):  # not supported by the kernel: ranks use UDP
                 _, self._memory_fd, self.memory = shm.create(1, 1)
 
-    # -- life --
+    # -- lifecycle --
 
     def start(self) -> "SoftwareDataplane":
         compile_once(compiled.serve, self._loop)
@@ -112,7 +112,7 @@ class SoftwareDataplane(SoftwareTraits):
         os.close(self._thread.wake)
 
     def run_on(self, cores: set[int]) -> None:
-        """Have the thread run on no other cores."""
+        """Restrict the thread to these cores."""
         self._thread.run_on(cores)
 
     def _in_loop(self, action: Callable[[], Result]) -> Result:
@@ -120,8 +120,8 @@ class SoftwareDataplane(SoftwareTraits):
         return self._thread.run(action)
 
     def handle(self, sender: int, address: int, length: int) -> list[tuple[int, bytes]]:
-        """One datagram of endpoint `sender` (udp.endpoint), and what it causes: (endpoint, bytes) each. For a data
-        plane that was not started: no socket, no clock, no other thread (emulator/networks/faults)."""
+        """Process one datagram of endpoint `sender` (udp.endpoint); returns the resulting packets as (endpoint, bytes).
+        For a data plane that was not started: without socket, clock or other threads (emulator/networks/faults)."""
         value, action, row = compiled.apply_one(
             self._loop.senders, self._loop.jobs, np.uint64(sender), address, length, self._loop.replies[0]
         )
@@ -145,7 +145,8 @@ class SoftwareDataplane(SoftwareTraits):
     # -- Dataplane --
 
     def start_job(self, spec: JobSpec) -> None:
-        """Raises ConfigError if an address belongs to another job or there are too many jobs or workers."""
+        """Start a job. Raises ConfigError if an address belongs to another job or there are too many jobs or
+        workers."""
         state = JobState(spec, self._shared, self.halves)
         try:
             self._in_loop(lambda: self._install(state))
@@ -180,8 +181,8 @@ class SoftwareDataplane(SoftwareTraits):
         self._rebuild_senders()
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
-        """v1: a rank's address became known. Raises ConfigError if it belongs to somebody else, KeyError for an unknown
-        job."""
+        """v1: set a rank's address once it is known. Raises ConfigError if it belongs to another rank, KeyError for an
+        unknown job."""
 
         def install() -> None:
             state = self._jobs[job_id]
@@ -208,7 +209,7 @@ class SoftwareDataplane(SoftwareTraits):
         return self._jobs[job_id].segment_name
 
     def counters(self, job_id: int) -> JobCounters:
-        """Raises KeyError for an unknown job."""
+        """Counters of a job. Raises KeyError for an unknown job."""
         return self._jobs[job_id].count()
 
     def refused(self) -> dict[str, int]:

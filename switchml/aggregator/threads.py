@@ -1,8 +1,8 @@
-"""Several aggregator threads as one data plane: each has its own UDP port, its own slots, and its own jobs.
+"""Several aggregator threads as one data plane: each has its own UDP port, slots and jobs.
 
-Threads share nothing, so they scale with the cores. A job whose ranks have a socket for each has parts on several
-(docs/protocol.md, section 7); other jobs live on one, and sessions of protocol v1, whose agents know only one port, on
-the first.
+Threads share nothing, so they scale with the cores. A job whose ranks have a socket for each thread has parts on
+several (docs/protocol.md, section 7); other jobs run on one, and sessions of protocol v1, whose agents know only one
+port, on the first.
 """
 
 import threading
@@ -20,15 +20,16 @@ from switchml.runtime.cores import share_of_cores
 log = logs.of("switchml.aggregator")
 
 Home = SoftwareDataplane | RawV1
-"""Where a job, or a part of one, lives."""
+"""Data plane of a job, or of a part of one."""
 
 
 class ThreadedDataplane(SoftwareTraits):
-    """`threads` SoftwareDataplanes on ports `port`, `port` + 1, … (0: any free ones) behind the interface of one; more,
-    up to `most_threads`, begin when a job has parts for them.
+    """`threads` SoftwareDataplanes on ports `port`, `port` + 1, … (0: any free ones) with the interface of one; further
+    ones, up to `most_threads`, are started when a job has parts for them.
 
     Other options are SoftwareDataplane's; `slot_capacity` is that of all threads together. With `raw`, the name of an
-    interface, sessions of protocol v1 are on that (raw.py). Raises ConfigError if a port or the interface can't be had.
+    interface, sessions of protocol v1 use that interface (raw.py). Raises ConfigError if a port or the interface is not
+    available.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class ThreadedDataplane(SoftwareTraits):
         self.address = self._planes[0].address
         self.memory = self._planes[0].memory
         self.receive_buffer_bytes = min(plane.receive_buffer_bytes for plane in self._planes)
-        self._homes: dict[int, list[Home]] = {}  # part by part
-        self._senders: dict[Address, tuple[int, int, Address]] = {}  # (job, rank, where its thread is reached)
+        self._homes: dict[int, list[Home]] = {}  # of each part
+        self._senders: dict[Address, tuple[int, int, Address]] = {}  # (job, rank, address of its thread)
         self._lock = threading.Lock()
 
     def _new_plane(self) -> SoftwareDataplane:
@@ -75,7 +76,7 @@ class ThreadedDataplane(SoftwareTraits):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where packets may go, a thread each."""
+        """Addresses to which ranks may send packets, one per thread."""
         return tuple(plane.address for plane in self._planes)
 
     def start(self) -> "ThreadedDataplane":
@@ -95,7 +96,8 @@ class ThreadedDataplane(SoftwareTraits):
     # -- Dataplane --
 
     def parts_for(self, wanted: int) -> int:
-        """As many as there are threads, or may be; fewer where a port is somebody else's."""
+        """Number of parts of a job, up to the maximum number of threads; fewer if a port is in use. Starts threads as
+        needed."""
         with self._lock:
             while len(self._planes) < min(wanted, self.most_parts):
                 try:
@@ -108,7 +110,7 @@ class ThreadedDataplane(SoftwareTraits):
             return min(wanted, len(self._planes))
 
     def start_job(self, spec: JobSpec) -> None:
-        """Raises ConfigError as SoftwareDataplane does."""
+        """Start a job. Raises ConfigError as SoftwareDataplane does."""
         with self._lock:
             if spec.job_id in self._homes:
                 raise ConfigError(f"job {spec.job_id} is running already")
@@ -139,7 +141,7 @@ class ThreadedDataplane(SoftwareTraits):
             self._share_cores()
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
-        """Raises ConfigError if it belongs to somebody else, KeyError for an unknown job."""
+        """Set a rank's address. Raises ConfigError if it belongs to another rank, KeyError for an unknown job."""
         with self._lock:
             (plane,) = self._homes[job_id]
             plane.set_address(job_id, rank, address, mac)
@@ -156,7 +158,8 @@ class ThreadedDataplane(SoftwareTraits):
         self._share_cores()
 
     def _share_cores(self) -> None:
-        """Threads with a part of a divided job run on that part's share of the cores, all others on any."""
+        """Pin threads with a part of a divided job to that part's share of the cores, and let all others run on any
+        core."""
         shares = {plane: share_of_cores(0, 1) for plane in self._planes}
         for home in self._homes.values():
             for number, plane in enumerate(home):
@@ -166,7 +169,7 @@ class ThreadedDataplane(SoftwareTraits):
             plane.run_on(cores)
 
     def address_for(self, sender: Address) -> Address:
-        """The port of the thread that has the sender's job; the first one's for strangers."""
+        """The port of the thread that has the sender's job; the first one's for unknown senders."""
         with self._lock:
             return self._senders[sender][2] if sender in self._senders else self.address
 
@@ -175,7 +178,7 @@ class ThreadedDataplane(SoftwareTraits):
         return home.segment(job_id) if isinstance(home, SoftwareDataplane) else ""
 
     def counters(self, job_id: int) -> JobCounters:
-        """Of all parts together. Raises KeyError for an unknown job."""
+        """Combined counters of all parts. Raises KeyError for an unknown job."""
         parts = [plane.counters(job_id) for plane in self._homes[job_id]]
         ranks = tuple(
             {name: sum(part[name] for part in rank) for name in rank[0]}

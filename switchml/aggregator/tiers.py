@@ -1,7 +1,7 @@
-"""The compiled loops of two tiers (docs/protocol.md, section 14): in front a switch in software, whose slots all jobs
-share, and behind it the aggregator that ends every round. Datagrams between them end in a trailer.
+"""The compiled loops of two tiers (docs/protocol.md, section 14): in front a software switch whose slots all jobs
+share, and behind it the aggregator that completes every round. Datagrams between them end in a trailer.
 
-Neither holds the GIL. `best_effort.py` owns what they touch, and changes it only while they stand still.
+Neither loop holds the GIL. `best_effort.py` owns their state, and changes it only while they are paused.
 """
 
 import socket
@@ -33,19 +33,19 @@ from switchml.runtime.memory import be16, be32, borrowed, copy_bytes, u8_at, u64
 _HEADER = wire_format.HEADER_BYTES
 _WAIT_BYTES = _HEADER + wire_format.BITMAP_BYTES
 _IDLE_ROUNDS = 32
-"""Rounds without packets before a loop sleeps."""
+"""Number of rounds without packets before a loop sleeps."""
 _BATCH = 2 * udp.RECEIVE_PACKETS + 2 * impair.MAX_DELAYED
 _ROOM = 4096
 _RANKS = wire_format.V2_MAX_WORKERS
 
 
 class Front(NamedTuple):
-    """Everything `serve_front` touches.
+    """State of `serve_front`.
 
     `jobs` JOB[MAX_JOBS], tag 0: none. Each rank's `endpoints` uint64[MAX_JOBS, 256] and `counters` int64[MAX_JOBS, 256,
-    len(COUNTERS)]. `job_of_tag` int64[65536], -1: no job. `senders` as in `Loop`. `behind` uint64[1]: where the
-    aggregator behind is. `made` uint8[n, PARTIAL_BYTES]: packets for it. `down` int64[n]: which packets of a batch came
-    from it. `totals` int64[2]: refused packets, send failures."""
+    len(COUNTERS)]. `job_of_tag` int64[65536], -1: no job. `senders` as in `Loop`. `behind` uint64[1]: endpoint of the
+    aggregator behind. `made` uint8[n, PARTIAL_BYTES]: packets for it. `down` int64[n]: indices of the packets of a
+    batch that came from it. `totals` int64[2]: refused packets, send failures."""
 
     io: udp.UdpIO
     shared: Shared
@@ -69,8 +69,8 @@ class Front(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """Everything `serve_behind` touches. `jobs` JOB_ENTRY[MAX_JOBS]. `front` uint64[1]: whence packets come and where
-    `made` goes. `ranks` uint64[4]: scratch."""
+    """State of `serve_behind`. `jobs` JOB_ENTRY[MAX_JOBS]. `front` uint64[1]: endpoint that packets come from and
+    `made` is sent to. `ranks` uint64[4]: scratch."""
 
     io: udp.UdpIO
     jobs: np.ndarray
@@ -88,8 +88,8 @@ class Behind(NamedTuple):
 def new_front(
     sock: socket.socket, wake: int, slots: int, behind: int, uplink: impair.Impairment, downlink: impair.Impairment
 ) -> Front:
-    """Of `slots` slots, around a bound UDP socket, an eventfd, the endpoint of the aggregator behind, and what impairs
-    packets that come and that leave."""
+    """Create a switch of `slots` slots, around a bound UDP socket, an eventfd, the endpoint of the aggregator behind,
+    and the impairments of incoming and outgoing packets."""
     return Front(
         io=udp.new_udp_io(sock),
         shared=new_shared(slots),
@@ -114,7 +114,7 @@ def new_front(
 
 
 def new_behind(sock: socket.socket, wake: int, front: int) -> Behind:
-    """Around a bound UDP socket, an eventfd, and the endpoint of the switch in front."""
+    """Create the state around a bound UDP socket, an eventfd, and the endpoint of the switch in front."""
     return Behind(
         io=udp.new_udp_io(sock),
         jobs=np.zeros(MAX_JOBS, JOB_ENTRY),
@@ -147,7 +147,7 @@ def _send(front: Front, n: int, now: int) -> None:
 
 @kernel
 def _size_for(data: np.ndarray, length: int, rank: int) -> int:
-    """How much of a packet from behind a rank gets: an addressed result is cut for those that get no data."""
+    """Size of a packet from behind as sent to a rank: an addressed result is truncated for ranks that get no data."""
     if data[0] & wire_format.SPARSE == 0 or data[1] != wire_format.ADDRESSED or data[0] >> 4 == wire_format.WAIT:
         return length
     return cut(length, (int64(data[_HEADER]) << 8) | int64(data[_HEADER + 1]), rank)
@@ -155,7 +155,8 @@ def _size_for(data: np.ndarray, length: int, rank: int) -> int:
 
 @kernel
 def _take_up(front: Front, n: int, value: int, address: Address, length: int, now: int) -> int:
-    """A rank's packet: sum it, or list it for the aggregator behind; how many are then. There is room for two."""
+    """Process a rank's packet: sum it, or list it for the aggregator behind; returns the new number of listed packets.
+    There is room for two."""
     number, rank = value >> 16, value & 0xFFFF
     job, mine = front.jobs[number], front.counters[number, rank]
     mine[counters.RECEIVED_PACKETS] += 1
@@ -180,15 +181,15 @@ def _take_up(front: Front, n: int, value: int, address: Address, length: int, no
 
 @kernel(forceinline=True)
 def _free_round(front: Front, data: np.ndarray) -> None:
-    """A result from behind frees its round's slot."""
+    """Free the slot of the round that a result from behind completes."""
     if data[0] >> 4 != wire_format.WAIT:
         release(front.shared, be16(data, 6), be32(data, 2))
 
 
 @kernel(forceinline=True)
 def _list_down(front: Front, n: int, number: int, rank: int, address: Address, length: int) -> int:
-    """List a packet from behind, of `length` bytes and its trailer, for a rank of a job, if it goes to that; how many
-    are then."""
+    """List a packet from behind, of `length` bytes plus its trailer, for a rank of a job if it is addressed to the
+    rank; returns the new number of listed packets."""
     ranks = u64_at(address + np.uint64(length), 4)
     if ranks[rank >> 6] >> np.uint64(rank & 63) & np.uint64(1) == 0:
         return n
@@ -201,8 +202,7 @@ def _list_down(front: Front, n: int, number: int, rank: int, address: Address, l
 
 @kernel
 def _bring_down(front: Front, packets: udp.Packets, count: int, now: int) -> None:
-    """Send the `count` packets in `front.down` to their ranks, all of one rank together so that they travel as
-    trains."""
+    """Send the `count` packets in `front.down` to their ranks, grouped by rank so that they are sent as trains."""
     first = n = int64(0)
     while first < count:
         number = front.job_of_tag[be16(u8_at(packets.address[front.down[first]], _HEADER), 6)]
@@ -250,7 +250,7 @@ def _step_front(front: Front, packets: udp.Packets, count: int, now: int) -> Non
 
 @kernel
 def apply_front(front: Front, sender: np.uint64, address: Address, length: int, now: int) -> int:
-    """One datagram, and what it causes: so many packets in `front.outgoing`, none of them sent."""
+    """Process one datagram; returns the number of resulting packets in `front.outgoing`, none of which is sent."""
     if sender != front.behind[0]:
         value = find_sender(front.senders, sender)
         if value < 0:
@@ -270,7 +270,8 @@ def apply_front(front: Front, sender: np.uint64, address: Address, length: int, 
 
 @kernel
 def apply_behind(behind: Behind, n: int, sender: np.uint64, address: Address, length: int) -> int:
-    """One datagram, and the reply to it, listed in `behind.outgoing` after `n` others; how many are then."""
+    """Process one datagram, and list the reply to it in `behind.outgoing` after `n` others; returns the new number of
+    listed packets."""
     number = int64(-1)
     if sender == behind.front[0] and length >= _HEADER + TRAILER_BYTES:
         number = behind.job_of_tag[be16(u8_at(address, _HEADER), 6)]
@@ -307,7 +308,7 @@ def _step_behind(behind: Behind, count: int) -> None:
 
 @kernel
 def serve_behind(behind: Behind) -> None:
-    """Serve until somebody writes to the wake descriptor."""
+    """Serve until the wake descriptor is written to."""
     behind = borrowed(behind)
     clock = np.zeros(8, np.int64)
     quiet = _IDLE_ROUNDS
@@ -327,7 +328,7 @@ def serve_behind(behind: Behind) -> None:
 
 @kernel
 def serve_front(front: Front) -> None:
-    """Serve until somebody writes to the wake descriptor."""
+    """Serve until the wake descriptor is written to."""
     front = borrowed(front)
     clock = np.zeros(8, np.int64)
     quiet = _IDLE_ROUNDS

@@ -1,15 +1,15 @@
-"""The control plane: which ranks are in which job, which slots it has, and whether all ranks are alive.
+"""The control plane: the ranks of each job, its slots, and the liveness of all ranks.
 
-    membership.py   what a rank requests and the events that it gets: plain data
+    membership.py   requests of a rank and events that it gets, as plain data
     jobs.py         the registry of v2 jobs, a state machine without sockets or a clock
-    allocation.py   what a job gets: slots, window, tag
-    sessions.py     the same for v1 sessions
-    dataplane.py    the interface of whatever adds the packets up
-    p4/dataplane.py one P4 switch as such; p4/tree.py: a tree of them; p4/base.py: what both share
+    allocation.py   resources of a job: slots, window, tag
+    sessions.py     the registry of v1 sessions
+    dataplane.py    the interface of data planes, which sum packets
+    p4/dataplane.py a single P4 switch; p4/tree.py: a tree of them; p4/base.py: their common part
     service.py      gRPC for v2 (v2.proto); v1/service.py for v1 (v1.proto)
-    quotas.py       what one client may have; waiting after wrong secrets
+    quotas.py       limits per client; delays after wrong secrets
     secret.py       a job's secret, from the environment or a file
-    channel.py      what both ends of a connection agree on; connections.py: who is there, how one ended
+    channel.py      common settings of both ends of a connection; connections.py: identity of the peer, and how it ended
     rpc.py          gRPC services from descriptors; messages.py: v2.proto's messages as plain data
     status.py       samples and rates; report.py, wording.py and metrics.py: the same for people and Prometheus
     events.py       the live stream (ZeroMQ)

@@ -1,10 +1,9 @@
-"""Whether ranks agree on their collectives and the order of them (docs/protocol.md, section 11): of two queues that
-share no slot, no packet shows that one rank waits in the one and another rank in the other; and where packets show that
-calls differ, they do not say which.
+"""Detection of ranks that disagree on their collectives or the order of them (docs/protocol.md, section 11): two queues
+share no slot, so no packet shows that one rank waits in one queue and another rank in the other; and if packets show
+that calls differ, they do not say which calls.
 
-A rank whose call stands still, or differs, reports what it has called. What a report says of the calls so far stays
-true, so two reports that contradict each other do so for good, whenever they were made: a rank that is slow contradicts
-nobody.
+A rank whose call stalls, or differs, reports its calls. The statements of a report remain true for the calls so far, so
+two contradictory reports prove a disagreement, whenever they were made: a slow rank contradicts no other.
 """
 
 from collections import defaultdict
@@ -13,13 +12,13 @@ from dataclasses import dataclass, field
 
 MOST_QUEUES = 2
 MOST_WORDS = 80
-"""Characters of a call's description that are shown to others."""
+"""Maximum characters of a call's description shown to others."""
 
 
 @dataclass(frozen=True)
 class QueueReport:
-    """A rank's calls in one queue: `calls` so far; of them, `awaited` is the first that is not done (equal to `calls`:
-    all are), `index` its number among the calls of all queues, and `what` it is, in words that all ranks have alike."""
+    """A rank's calls in one queue: `calls` so far; of them, `awaited` is the first that is not done (equal to `calls`
+    if all are), `index` its number among the calls of all queues, and `what` its description, equal on all ranks."""
 
     calls: int
     awaited: int
@@ -33,7 +32,7 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank has called when it made its latest call; `queues[q]` are in one order on all ranks."""
+    """A rank's calls up to its latest one; `queues[q]` are in the same order on all ranks."""
 
     queues: tuple[QueueReport, ...]
 
@@ -42,12 +41,12 @@ class Report:
         return sum(queue.calls for queue in self.queues)
 
     def lacks(self, number: int, call: QueueReport) -> bool:
-        """Whether this rank has made later calls than `call`, one of queue `number`, but not this one."""
+        """Whether this rank has made later calls than `call`, a call of queue `number`, but not this one."""
         mine = self.queues[number].calls if number < len(self.queues) else call.calls
         return call.waits and mine <= call.awaited and self.calls > call.index
 
     def differs(self, number: int, call: QueueReport) -> bool:
-        """Whether this rank waits in the same place of queue `number` as `call`, but in another call."""
+        """Whether this rank waits at the same position of queue `number` as `call`, but in a different call."""
         if number >= len(self.queues):
             return False
         mine = self.queues[number]
@@ -66,13 +65,13 @@ class Reports:
     _of: dict[int, dict[int, Report]] = field(default_factory=lambda: defaultdict(dict))
 
     def add(self, part: int, rank: int, report: Report) -> str:
-        """Take a rank's report; returns what it contradicts, for people, or ""."""
+        """Add a rank's report; returns a description of a contradiction with other reports, or ""."""
         self._of[part][rank] = report
         return _contradiction(self._of[part], rank)
 
 
 def _contradiction(reports: Mapping[int, Report], rank: int) -> str:
-    """Between the report of `rank` and one of the others."""
+    """Describe a contradiction between the report of `rank` and one of the others, or return ""."""
     ours = reports[rank]
     for other, theirs in sorted(reports.items()):
         for waits, lacks, waiting, lacking in ((rank, other, ours, theirs), (other, rank, theirs, ours)):
@@ -92,5 +91,5 @@ def _contradiction(reports: Mapping[int, Report], rank: int) -> str:
 
 
 def _shown(what: str) -> str:
-    """A stranger's words, fit for a message."""
+    """An untrusted description, sanitized for a message."""
     return "".join(character for character in what[:MOST_WORDS] if character.isprintable()) or "a collective"

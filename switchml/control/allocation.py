@@ -1,5 +1,5 @@
-"""How much of an aggregator a job gets: its slots, the window of each rank, and the numbers that identify its
-packets."""
+"""Allocation of an aggregator's resources to a job: its slots, the window of each rank, and the numbers that identify
+its packets."""
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
@@ -16,20 +16,21 @@ DATAGRAM_MEMORY_BYTES = 2304
 area plus the sk_buff itself. A buffer of B bytes therefore holds B / 2304 packets, whatever their payload adds up to.
 """
 MIN_WINDOW = 4
-"""The least window that is advised, however small the buffers: below it, waiting for round trips costs more than
-occasional losses."""
+"""The minimum advised window, however small the buffers: below it, waiting for round trips costs more than occasional
+losses."""
 
 PART_SLOTS = 256
-"""The least slots of a part of a job that has several: below it a part has too few packets under way to gain by it."""
+"""The minimum slots of a part of a job with several parts: below it a part has too few packets in flight to be faster.
+"""
 
 ALL_RANKS_SLOTS, LEAST_SLOTS, MOST_SLOTS = 4096, 512, 2048
-"""Slots of a job that leaves the number to us: ALL_RANKS_SLOTS over its ranks, so that the data of all rounds under way
-fits a processor's cache, within these bounds. Few ranks benefit from more slots, as they use each one less often. As
-many again where other collectives have half of them (docs/protocol.md, section 11)."""
+"""Default slots of a job: ALL_RANKS_SLOTS over its ranks, so that the data of all rounds in flight fits a processor's
+cache, within these bounds. With few ranks, more slots have little benefit, since each one is used less often. Doubled
+if other collectives use half of them (docs/protocol.md, section 11)."""
 
 
 def default_slots(workers: int, queues: int = 1, *, large_packets: bool = False) -> int:
-    """How many slots suit a job of so many workers: a power of two. `queues`: 1 or 2 share them."""
+    """Default number of slots for a job of `workers` ranks: a power of two. `queues`: 1 or 2 share them."""
     if large_packets:
         return LARGE_SLOTS * queues
     share = ALL_RANKS_SLOTS >> (workers - 1).bit_length()
@@ -37,15 +38,15 @@ def default_slots(workers: int, queues: int = 1, *, large_packets: bool = False)
 
 
 LARGE_SLOTS = 64
-"""Slots of a queue where packets are large: those of a rank, and the results, then fit a core's second-level cache.
-More rounds under way leave it, fewer make ranks wait (measured with 16 to 512, and 2, 4 and 8 ranks)."""
+"""Slots of a queue with large packets: those of a rank, and the results, then fit a core's second-level cache. More
+rounds in flight exceed it, fewer make ranks wait (measured with 16 to 512, and 2, 4 and 8 ranks)."""
 MOST_MEMORY_BYTES = 128 << 20
-"""Of the packets and results that a job's ranks and its aggregator share."""
+"""Maximum memory of the packets and results that a job's ranks and its aggregator share."""
 
 
 def large_bytes(workers: int, slots: int, payload_bytes: int) -> int:
-    """Bytes of data in the large packets of a job whose ranks all share memory with the aggregator; 0 if there is not
-    the memory for packets larger than others."""
+    """Data bytes of the large packets of a job whose ranks all share memory with the aggregator; 0 if the memory does
+    not suffice for packets larger than others."""
     size = MOST_BLOCKS * payload_bytes
     while size > payload_bytes and (
         2 * (workers + 1) * slots * size > MOST_MEMORY_BYTES or not parts_of(workers, slots, size)
@@ -55,7 +56,7 @@ def large_bytes(workers: int, slots: int, payload_bytes: int) -> int:
 
 
 def fit_slots(requested: int, free: int) -> int:
-    """`requested` slots (a power of two), halved until `free` suffices; 0 if not even MIN_SLOTS do."""
+    """`requested` slots (a power of two), halved until `free` suffices; 0 if not even MIN_SLOTS fit."""
     slots = requested
     while slots > free and slots > MIN_SLOTS:
         slots //= 2
@@ -63,14 +64,16 @@ def fit_slots(requested: int, free: int) -> int:
 
 
 def count_parts(offered: int, slots: int) -> int:
-    """Of how many parts a job with so many slots consists: a power of two, as each has a power of two of the slots."""
+    """Number of parts of a job with `slots` slots: a power of two, as each has a power of two of the slots."""
     return 1 << (max(min(offered, slots // PART_SLOTS), 1).bit_length() - 1)
 
 
 def advised_window(slots: int, workers: int, aggregator_buffer_bytes: int, agent_buffer_bytes: int) -> int:
-    """How many rounds a rank may have under way, so that no socket buffer overflows when all of them arrive at once.
+    """Number of rounds that a rank may have in flight, so that no socket buffer overflows when all of them arrive at
+    once.
 
-    The aggregator's buffer takes the packets of all ranks, an agent's only its own results. A buffer of 0 is unknown.
+    The aggregator's buffer receives the packets of all ranks, an agent's only its own results. A buffer of 0 is
+    unknown.
     """
     window = slots
     if aggregator_buffer_bytes:
@@ -81,7 +84,8 @@ def advised_window(slots: int, workers: int, aggregator_buffer_bytes: int, agent
 
 
 def draw_tag(used: Collection[int], randbelow: Callable[[int], int] = secrets.randbelow) -> int:
-    """A tag that no other job has (docs/protocol.md section 2), from a cryptographic source. Never 0, which v1 has."""
+    """Draw a tag that no other job has (docs/protocol.md section 2), from a cryptographic source. Never 0, which v1
+    uses."""
     while True:
         job_tag = 1 + randbelow(0xFFFF)
         if job_tag not in used:
@@ -89,12 +93,12 @@ def draw_tag(used: Collection[int], randbelow: Callable[[int], int] = secrets.ra
 
 
 def draw_key(randbelow: Callable[[int], int] = secrets.randbelow) -> bytes:
-    """The key of a job's packets (section 10)."""
+    """Draw the key of a job's packets (section 10)."""
     return randbelow(1 << 8 * KEY_BYTES).to_bytes(KEY_BYTES, "big")
 
 
 def draw_isn(slots: int, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
-    """An initial sequence number: 32 bits, a multiple of 2 * `slots`."""
+    """Draw an initial sequence number: 32 bits, a multiple of 2 * `slots`."""
     return randbelow((1 << 32) // (2 * slots)) * 2 * slots
 
 
@@ -106,8 +110,8 @@ def draw_parts(
     *,
     with_keys: bool,
 ) -> list[PartSpec]:
-    """What each part of a job has of its own. `addresses[rank][part]`; `slots`: of each part, 0 for a job that sends no
-    packets; `used`: tags of other jobs."""
+    """Draw the addresses, tag, sequence number and key of each part of a job. `addresses[rank][part]`; `slots`: of each
+    part, 0 for a job that sends no packets; `used`: tags of other jobs."""
     tags, drawn = set(used), []
     for ranks in zip(*addresses, strict=True):
         part = PartSpec(

@@ -1,10 +1,10 @@
-"""What both ends of a control connection agree on: liveness by HTTP/2 pings, addresses, TLS files; and the agent's
-channel, with what its errors mean.
+"""Common settings of both ends of a control connection: liveness by HTTP/2 pings, addresses, TLS files; and the agent's
+channel, with the interpretation of its errors.
 
-A peer whose process dies closes its socket, which is seen at once. A peer that is cut off or stopped (SIGSTOP) sends
-nothing: both ends therefore ping an idle connection, and gRPC closes it when no answer comes. gRPC's own threads
-answer pings (from grpcio 1.73 on without needing the interpreter lock), so a Python program that computes for minutes
-is alive all the same.
+A peer whose process dies closes its socket, which is detected at once. A peer that is cut off or suspended (SIGSTOP)
+sends nothing: both ends therefore ping an idle connection, and gRPC closes it when no answer comes. gRPC's own threads
+answer pings (from grpcio 1.73 on without the interpreter lock), so a Python program that computes for minutes still
+counts as alive.
 """
 
 import os
@@ -19,13 +19,13 @@ from switchml.errors import ConfigError
 from switchml.files import read_bytes
 
 CONTROL_PORT = 50099
-"""p4app-switchML's controller listens here; v1 hosts expect it."""
+"""Port of p4app-switchML's controller, which v1 hosts expect."""
 PEER_TIMEOUT_S = 10.0
 MIN_PEER_TIMEOUT_S = 2.0
-"""gRPC clients send at most one ping a second, so a shorter silence is no sign of failure."""
+"""gRPC clients send at most one ping per second, so a shorter silence is no sign of failure."""
 
 _SHOWN = 80
-"""Characters of a wrong address, in a message."""
+"""Maximum characters of an invalid address in a message."""
 _HANDSHAKE_TURNS = 4
 _DATE_PROBLEMS = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
@@ -33,17 +33,17 @@ _DATE_PROBLEMS = (9, 10)
 
 def keepalive_options(peer_timeout_s: float) -> list[tuple[str, int]]:
     """gRPC channel or server options that close a connection whose peer is silent, at most `peer_timeout_s` after its
-    last sign.
+    last sign of life.
     """
     if not MIN_PEER_TIMEOUT_S <= peer_timeout_s <= 86400:
         raise ConfigError(f"peer timeout of {peer_timeout_s:g} s: expected {MIN_PEER_TIMEOUT_S:g} to 86400")
     period_ms = int(peer_timeout_s * 1000)
     return [
-        # Worst case: the peer dies just after answering a ping. The next ping goes out a third of the time later and
-        # is waited for half of the time, which leaves a sixth for delays of our own.
+        # Worst case: the peer dies just after answering a ping. The next ping is sent a third of the time later, and
+        # its answer awaited for half of the time, which leaves a sixth for local delays.
         ("grpc.keepalive_time_ms", max(period_ms // 3, 1)),
         ("grpc.keepalive_timeout_ms", max(period_ms // 2, 1)),
-        # Newer gRPC cores have a second limit, on any ping, and look at nothing else if this one is longer.
+        # Newer gRPC cores have a second limit, on any ping, and ignore the others if this one is longer.
         ("grpc.http2.ping_timeout_ms", max(period_ms // 2, 1)),
         ("grpc.keepalive_permit_without_calls", 1),
         # By default a sender stops pinging a stream without data after two pings, and a server answers more of them
@@ -56,7 +56,7 @@ def keepalive_options(peer_timeout_s: float) -> list[tuple[str, int]]:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """`host:port` as (host, port); raises ConfigError."""
+    """Parse `host:port` to (host, port). Raises ConfigError."""
     host, _, port = text.rpartition(":")
     if not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -65,7 +65,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def _is_host(text: str) -> bool:
-    """Whether it can be the name or address of a host: others make the resolver raise ValueError."""
+    """Whether `text` can be the name or address of a host: for others the resolver raises ValueError."""
     try:
         return bool(text.encode("idna")) and text.isprintable() and " " not in text
     except UnicodeError:
@@ -73,7 +73,7 @@ def _is_host(text: str) -> bool:
 
 
 def read_pem(path: str | Path, what: str) -> bytes:
-    """The bytes of a PEM file; raises ConfigError saying which file and why."""
+    """Read a PEM file. Raises ConfigError with the file and the cause."""
     try:
         data = read_bytes(path)
     except ConfigError as error:
@@ -84,7 +84,7 @@ def read_pem(path: str | Path, what: str) -> bytes:
 
 
 def read_ca(path: str | Path) -> bytes:
-    """Certificates that a client trusts; raises ConfigError if they can't be used."""
+    """Read certificates trusted by a client. Raises ConfigError if they can't be used."""
     data = read_pem(path, "TLS CA file")
     try:
         ssl.create_default_context(cadata=data.decode("ascii", "replace"))
@@ -95,10 +95,10 @@ def read_ca(path: str | Path) -> bytes:
 
 
 def read_key_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, bytes]:
-    """(private key, certificate chain) of a server; raises ConfigError unless the two belong together."""
+    """Read (private key, certificate chain) of a server. Raises ConfigError unless the two match."""
     chain, private = read_pem(certificate, "TLS certificate"), read_pem(key, "TLS key")
     try:
-        # gRPC only says that binding failed; OpenSSL says why.
+        # gRPC only reports that binding failed; OpenSSL reports why.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
@@ -108,8 +108,8 @@ def read_key_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, byte
 
 
 def date_problem(certificate: str | Path, key: str | Path) -> str:
-    """What clients will object to in the dates of a server's certificate, in OpenSSL's words ("certificate has
-    expired"); "" if nothing. Found by a handshake in memory, with a client that trusts this very certificate.
+    """Problem with the dates of a server's certificate that clients will report, in OpenSSL's words ("certificate has
+    expired"); "" if none. Determined by a handshake in memory, with a client that trusts this very certificate.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key, password="")
@@ -126,20 +126,21 @@ def date_problem(certificate: str | Path, key: str | Path) -> str:
     except ssl.SSLCertVerificationError as error:
         return error.verify_message if error.verify_code in _DATE_PROBLEMS else ""
     except ssl.SSLError:
-        pass  # nothing about dates
+        pass  # not a problem of dates
     return ""
 
 
 def open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) -> grpc.Channel:
-    """To the aggregator at `target`. `tls_ca`: a PEM file (default: SWITCHML_TLS_CA), whose presence turns TLS on."""
+    """Open a channel to the aggregator at `target`. `tls_ca`: a PEM file (default: SWITCHML_TLS_CA), which
+    enables TLS."""
     options = [
         *keepalive_options(peer_timeout_s),
         ("grpc.enable_retries", 0),
         ("grpc.max_receive_message_length", 64 << 20),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 5000),  # despite its name the least time that an attempt to connect gets
+        ("grpc.min_reconnect_backoff_ms", 5000),  # despite its name, the minimum duration of a connection attempt
         ("grpc.max_reconnect_backoff_ms", 1000),
-        # A channel of our own: a connection shared with another session of this process would share its fate.
+        # A separate channel: a connection shared with another session of this process would share its fate.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     ]
@@ -150,15 +151,15 @@ def open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) 
 
 
 def is_broken(error: grpc.RpcError) -> bool:
-    """True if the connection failed or broke; every other status was set by the aggregator."""
+    """Whether the connection failed or broke; every other status was set by the aggregator."""
     return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def is_final(error: grpc.RpcError) -> bool:
-    """True if a retry can't help: the aggregator refused, or the certificate does not match."""
+    """Whether a retry can't help: the aggregator refused, or the certificate does not match."""
     return not is_broken(error) or "SSL_ERROR_SSL" in (error.details() or "")
 
 
 def words_of(error: grpc.RpcError) -> str:
-    """What it says, and its code."""
+    """The error's details and its code."""
     return f"{error.details() or 'no details'} ({error.code().name})"

@@ -5,10 +5,10 @@
     session.events(on_event)      # PeerLost, PeerLeft or AggregatorLost, from one background thread
     session.leave()
 
-This module imports grpc, which takes a while; import it where a job is joined, not at program start. A session does
-not survive fork(): a child process must not use it, and may well inherit the connection's socket, in which case the
-parent's death is noticed only by unanswered pings (within the aggregator's peer timeout).
-Start children before joining, or with spawn.
+This module imports grpc, which takes a while; import it where a job is joined, not at program start. A session does not
+survive fork(): a child process must not use it, and may inherit the connection's socket, in which case the parent's
+death is detected only by unanswered pings (within the aggregator's peer timeout). Start children before joining, or
+with spawn.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ __all__ = [
 log = logging.getLogger("switchml.client")
 
 RETRY_S = 0.2
-"""Pause between attempts to reach an aggregator that is not there yet."""
+"""Pause in seconds between attempts to reach an aggregator that has not started yet."""
 REACH_TIMEOUT = "30s"
-"""How long an aggregator is waited for that is to be there already: one that is started with the job is there within
-seconds, unless it has its kernels to compile."""
+"""Default limit for reaching an aggregator that should have been started already: one that is started with the job
+responds within seconds, unless it has to compile its kernels."""
 NOTICE_S = 2.0
-"""After which waiting for an aggregator is said on stderr, by way of the log."""
+"""Seconds after which waiting for an aggregator is logged to stderr."""
 _SHOWN_RANKS = 16
-"""Missing ranks that a notice names."""
+"""Maximum number of missing ranks that a message names."""
 ANSWER_GRACE_S = 2.0
-"""How much longer than the join timeout a client waits: the aggregator's own message says which ranks are missing."""
+"""Seconds by which a client exceeds the join timeout: the aggregator's own error names the missing ranks."""
 LEAVE_TIMEOUT_S = 1.0
 STATUS_TIMEOUT_S = 5.0
 _SHORTEST_ATTEMPT_S = 0.1
@@ -74,12 +74,12 @@ JOBS = v2_pb2.DESCRIPTOR.services_by_name["Jobs"]
 
 
 class Unreachable(JoinError):
-    """Nobody answered in time at an aggregator's address, or nobody does any more."""
+    """No aggregator answered at an address in time, or it no longer answers."""
 
 
 @dataclass(frozen=True)
 class AggregatorLost:
-    """The aggregator went away; `reason` is a sentence for people."""
+    """The aggregator is lost; `reason` is a human-readable sentence."""
 
     reason: str
 
@@ -114,22 +114,22 @@ def join(
     peer_timeout_s: float = PEER_TIMEOUT_S,
     tls_ca: str | Path | None = None,
 ) -> Session:
-    """Join a job at the aggregator at `address` ("host:port") and wait until all ranks are in.
+    """Join a job at the aggregator at `address` ("host:port") and wait until all ranks have joined.
 
     `data_address` is the source of this rank's data packets, `more_addresses` those of further parts that the job may
-    have (`info.parts`). `slots` is the requested pool size, 0 for the aggregator's
-    choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` describe how
-    packets travel, for switches that need it; with the transport "none" the job is a membership alone, without slots.
-    `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
-    `queues`: of collectives that this rank can keep (docs/protocol.md, section 11).
-    `deadline_s`: how long sums wait for late ranks (section 13), 0 for without end; all ranks must agree on it.
-    `large_packets`: this rank can share memory with the aggregator, and gains from large packets there.
-    `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is polled; if it says
-    so, JoinError ends the wait.
-    `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
-    (secret.py), `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
-    reached, or is lost before the job has started, is retried for `timeout_s`, at most for `retry_s` at a time; then
-    JoinError is an `Unreachable`. A refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
+    have (`info.parts`). `slots` is the requested pool size, 0 for the aggregator's choice. `receive_buffer_bytes` of
+    the data socket bounds the advised window. `transport` and `mac` describe the path of packets, for switches that
+    need it; with the transport "none" the job consists of a membership only, without slots. `authenticate`: packets are
+    signed with the job's key, `info.key`; the same on all ranks. `queues`: number of queues of collectives that this
+    rank supports (docs/protocol.md, section 11). `deadline_s`: seconds that sums wait for late ranks (section 13), 0
+    for no limit; the same on all ranks. `large_packets`: this rank can share memory with the aggregator, and benefits
+    from large packets there. `resumption`: the job continues here, and does not begin (section 12). `is_given_up` is
+    polled; if it returns True, the wait ends with JoinError.
+
+    `host_name` is shown to the others in `peers` (default: this machine's). `secret` defaults to the environment's
+    (secret.py), `tls_ca` (a PEM file, which enables TLS) to SWITCHML_TLS_CA. An aggregator that can't be reached, or is
+    lost before the job has started, is retried for `timeout_s`, at most for `retry_s` at a time; then the JoinError is
+    an `Unreachable`. A refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
 
     Raises JoinError with the aggregator's message, or ConfigError for an invalid argument.
     """
@@ -163,7 +163,7 @@ def join(
     try:
         session._wait_started(is_given_up)
     except BaseException:
-        # KeyboardInterrupt too: the rank must not stay behind in the forming job.
+        # KeyboardInterrupt too: the rank must not remain in the forming job.
         (session.leave if resumption is None else session.drop)()
         raise
     return session
@@ -172,7 +172,7 @@ def join(
 def status(
     address: str, *, secret: str | None = None, tls_ca: str | Path | None = None, timeout_s: float = STATUS_TIMEOUT_S
 ) -> v2_pb2.StatusReply:
-    """Everything that `switchml status` shows of the aggregator at `address`: totals, and details of the jobs with this
+    """Status of the aggregator at `address`, as shown by `switchml status`: totals, and details of the jobs with this
     secret (default: the environment's) and of those without one. Raises JoinError if it can't be reached, or refuses
     because of too many wrong secrets."""
     secret = given_secret() if secret is None else secret
@@ -189,7 +189,7 @@ def status(
 
 
 def reach_timeout_s() -> float:
-    """SWITCHML_JOIN_TIMEOUT, a time such as 2min; bare seconds do too. Raises ConfigError."""
+    """Parse SWITCHML_JOIN_TIMEOUT, a time such as 2min, or bare seconds. Raises ConfigError."""
     text = os.environ.get("SWITCHML_JOIN_TIMEOUT") or REACH_TIMEOUT
     try:
         return units.TIME.parse(text, bare=1.0)
@@ -198,8 +198,8 @@ def reach_timeout_s() -> float:
 
 
 def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> v2_pb2.StatusReply:
-    """The status of the aggregator at `address`, as it shows it without a secret. It may still be starting: it is
-    retried for `timeout_s`. Raises JoinError.
+    """Status of the aggregator at `address` as shown without a secret. It may still be starting: it is retried for
+    `timeout_s`. Raises JoinError.
     """
     notice, deadline = time.monotonic() + NOTICE_S, time.monotonic() + timeout_s
     while True:
@@ -221,8 +221,8 @@ def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float
 
 
 def _send(method: Any, request: Any) -> None:
-    """Call a method of the aggregator, whose answer nobody needs."""
-    method.future(request).add_done_callback(lambda _: None)  # keeps it: what nobody refers to is cancelled
+    """Call a method of the aggregator without waiting for its answer."""
+    method.future(request).add_done_callback(lambda _: None)  # keeps a reference: an unreferenced call is cancelled
 
 
 def _unreachable(target: str, timeout_s: float, reason: str) -> str:
@@ -233,7 +233,7 @@ def _unreachable(target: str, timeout_s: float, reason: str) -> str:
 
 
 class Session:
-    """One rank's membership in a started job. Made by `join`. Methods may be called from any thread.
+    """One rank's membership in a started job. Created by `join`. Methods may be called from any thread.
 
     One background thread reads the Join stream, another calls the callback of `events`.
     """
@@ -266,14 +266,13 @@ class Session:
         self._events: queue.SimpleQueue[SessionEvent | None] = queue.SimpleQueue()
         self._dispatcher: threading.Thread | None = None
         self._stopping = threading.Event()
-        # Daemons: a program that ends without leaving must not hang here; its peers learn of it by the broken
-        # connection.
+        # Daemons: a program that ends without leaving must not hang here; its peers detect the broken connection.
         threading.Thread(target=self._read, name="switchml-control", daemon=True).start()
 
     def _wait_started(self, is_given_up: Callable[[], bool]) -> None:
         begun = time.monotonic()
         notice_s = NOTICE_S
-        # In slices: where a signal reaches another thread first, Ctrl-C is seen only between two waits.
+        # In slices: if a signal is delivered to another thread first, Ctrl-C is handled only between two waits.
         while not self._decided.wait(0.2):
             waited_s = time.monotonic() - begun
             if waited_s >= notice_s and self._token:
@@ -298,7 +297,7 @@ class Session:
         request = v2_pb2.StatusRequest(secret=self._request.secret)
         try:
             jobs = self._jobs.Status(request, timeout=NOTICE_S).jobs
-        except grpc.RpcError:  # the next notice, or the end of the wait, says what is wrong
+        except grpc.RpcError:  # the next notice, or the end of the wait, reports the error
             return
         name, rank, size = self._request.job, self._request.rank, self._request.world_size
         missing = next((list(job.missing) for job in jobs if job.name == name and job.state == "forming"), [])
@@ -310,11 +309,10 @@ class Session:
             )
 
     def events(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Call `callback` with every event from now on, and with those that came before. Calls come from one
-        background thread.
+        """Call `callback` with every event from now on, and with earlier ones. Calls come from one background thread.
 
-        After PeerLost, Disagreement or AggregatorLost nothing more comes: the job is over. Raises ConfigError if called
-        twice.
+        After PeerLost, Disagreement or AggregatorLost there are no further events: the job is over. Raises ConfigError
+        if called twice.
         """
         with self._lock:
             if self._dispatcher is not None:
@@ -325,24 +323,23 @@ class Session:
         self._dispatcher.start()
 
     def waiting(self, part: int, report: Report) -> None:
-        """Report what this rank has called in a part of the job, where a call stands still. Returns at once; an
-        aggregator that does not know such reports ignores it."""
+        """Report this rank's calls in a part of the job, when a call stalls. Returns at once; an aggregator that does
+        not support such reports ignores it."""
         queues = [v2_pb2.QueueReport(**vars(queue)) for queue in report.queues]
         with suppress(grpc.RpcError, ValueError):  # the channel is closed
             _send(self._jobs.Waiting, v2_pb2.WaitingRequest(token=self._token, part=part, queues=queues))
 
     def count(self, calls: dict[str, int], loading: dict[str, float]) -> None:
         """Report how many collectives this rank's program has called, by name, and the counters of its planned loader.
-        As `waiting`."""
+        Like `waiting`, returns at once."""
         with suppress(grpc.RpcError, ValueError):
             _send(self._jobs.Count, v2_pb2.CountRequest(token=self._token, calls=calls, loading=loading))
 
     def ping(self, on_answer: Callable[[], None]) -> None:
-        """Ask the aggregator for a sign of life; `on_answer` is called, from another thread, when it has come. Returns
-        at once."""
+        """Ping the aggregator; `on_answer` is called, from another thread, when it has answered. Returns at once."""
 
         def end(call: Any) -> None:
-            if call.code() not in _NO_ANSWER:  # an older aggregator answers that it does not know this call
+            if call.code() not in _NO_ANSWER:  # an older aggregator answers that it does not support this call
                 on_answer()
 
         with suppress(grpc.RpcError, ValueError):
@@ -350,12 +347,12 @@ class Session:
 
     def leave(self) -> None:
         """Report that this rank is done; the others get PeerLeft. Returns quickly, may be called twice, and does not
-        raise if the aggregator is gone. No more events come.
+        raise if the aggregator is lost. There are no further events.
         """
         self._end(says_so=True)
 
     def drop(self) -> None:
-        """Close the connection without leaving: for the others this rank is lost, and the job fails there."""
+        """Close the connection without leaving: for the others this rank is lost, and the job fails."""
         self._end(says_so=False)
 
     def _end(self, says_so: bool) -> None:
@@ -372,7 +369,7 @@ class Session:
         self._channel.close()
 
     def close(self) -> None:
-        """Leave if that has not happened yet, and release the connection."""
+        """Leave unless that has been done, and release the connection."""
         self.leave()
 
     def __enter__(self) -> Session:
@@ -386,7 +383,7 @@ class Session:
     def _read(self) -> None:
         try:
             self._connect_and_read()
-        except Exception as error:  # callers wait for this thread: they must get an outcome
+        except Exception as error:  # callers wait for this thread, so it must report an outcome
             log.debug("control stream of %s ended", self._request.job, exc_info=True)
             self._over(f"the control stream failed: {error!r}")
         finally:
@@ -414,7 +411,7 @@ class Session:
             self._stopping.wait(RETRY_S)
 
     def _read_stream(self) -> grpc.RpcError | None:
-        """Join and follow the stream to its end; returns the error that ended it before the job started, if one did."""
+        """Join and follow the stream to its end; returns the error if one ended it before the job started."""
         stream = self._stream = self._jobs.Join(self._request)
         try:
             for event in stream:
@@ -448,7 +445,7 @@ class Session:
         self._decided.set()
 
     def _over(self, reason: str) -> None:
-        """The aggregator is lost: a refusal before the job started, an event afterwards."""
+        """Report a lost aggregator: as a refusal before the job started, as an event afterwards."""
         if self._outcome is None:
             self._decide(Unreachable(f"aggregator at {self._target}: {reason}"))
         elif isinstance(self._outcome, JobInfo) and not self._left:

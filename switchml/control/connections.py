@@ -1,8 +1,8 @@
-"""What the kernel knows of control connections: who is at the other end, and which side closed them.
+"""The kernel's information about control connections: the identity of the peer, and the side that closed a connection.
 
-gRPC reports to a server's handler only that its call was cancelled. The kernel knows more: a socket that our side
-closed first is in FIN_WAIT, one that the peer closed first is in CLOSE_WAIT, LAST_ACK or removed, and one whose peer
-cancelled the call is still open.
+gRPC only reports to a server's handler that its call was cancelled. The kernel's states are more specific: a socket
+that this side closed first is in FIN_WAIT, one that the peer closed first is in CLOSE_WAIT, LAST_ACK or removed, and
+one whose peer cancelled the call is still open.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 """linux/netlink.h, linux/sock_diag.h."""
 _UID_AT = 16 + 64
-"""Where a reply has idiag_uid: behind the header of the message and the fields before it (linux/inet_diag.h)."""
+"""Offset of idiag_uid in a reply: after the header of the message and the preceding fields (linux/inet_diag.h)."""
 
 
 def address_of(peer: str) -> Address | None:
@@ -37,8 +37,8 @@ def address_of(peer: str) -> Address | None:
 
 
 def client_of(peer: Address | None, server: Address) -> str:
-    """Whom limits count the TCP connection from `peer` to our `server` address for: its IP, and on loopback, where
-    all users of the machine share addresses, the user.
+    """Client to which limits attribute the TCP connection from `peer` to the `server` address: its IP, and on loopback,
+    where all users of the machine share addresses, the user.
     """
     if peer is None:
         return "an unknown address"
@@ -50,11 +50,11 @@ def client_of(peer: Address | None, server: Address) -> str:
 
 
 def _user_at(end: Address, other_end: Address) -> int | None:
-    """The user whose socket is at `end` of a TCP connection of this machine; None if the kernel does not tell."""
+    """User ID of the socket at `end` of a TCP connection of this machine; None if unknown."""
     ends = b"".join(struct.pack("!H", port) for _, port in (end, other_end))
     ips = b"".join(socket.inet_aton(ip) + bytes(12) for ip, _ in (end, other_end))
     any_interface_and_cookie = struct.pack("=I", 0) + b"\xff" * 8
-    # struct inet_diag_req_v2: without NLM_F_DUMP it asks for this one socket, which costs no search.
+    # struct inet_diag_req_v2: without NLM_F_DUMP it queries this one socket, without a search.
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     request += ends + ips + any_interface_and_cookie
     header = struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
@@ -68,8 +68,8 @@ def _user_at(end: Address, other_end: Address) -> int | None:
 
 
 def own_connections(port: int) -> Iterator[tuple[Address, socket.socket]]:
-    """The TCP connections that this process has accepted at `port`: the peer's address, and a socket of ours for the
-    same connection, which is closed afterwards.
+    """TCP connections that this process has accepted at `port`: the peer's address, and a socket for the same
+    connection, which is closed afterwards.
     """
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed in the meantime, or a listening socket
@@ -86,17 +86,17 @@ def own_connections(port: int) -> Iterator[tuple[Address, socket.socket]]:
 
 
 class IdleConnections:
-    """The control connections over which no rank follows its job. A client that has more than `quota` of them loses the
-    oldest ones, so that nobody uses up the process's descriptors.
+    """Control connections that no rank uses to follow its job. A client that has more than `quota` of them loses the
+    oldest ones, so that no client exhausts the process's descriptors.
     """
 
     def __init__(self, quota: int):
         self._quota = quota
         self._seen: dict[Address, None] = {}
-        """In the order in which they came."""
+        """Connections in the order in which they were accepted."""
 
     def trim(self, server: Address, of_ranks: Collection[Address]) -> None:
-        """Close what is too much; call it about once a second. `server` is our control port."""
+        """Close excess connections; call it about once a second. `server`: address of the control port."""
         if len(os.listdir("/proc/self/fd")) <= self._quota:
             return
         connections = {peer for peer, _ in own_connections(server[1])} - set(of_ranks)
@@ -114,7 +114,7 @@ class IdleConnections:
 
 
 def is_reached_at(address: Address, own: Collection[Address]) -> bool:
-    """Whether packets to `address` (port 0: to any) reach one of the `own` sockets, which may listen on 0.0.0.0."""
+    """Whether packets to `address` (port 0: any port) reach one of the `own` sockets, which may listen on 0.0.0.0."""
     ip, port = address
     return any(
         port in (0, own_port) and (ip == own_ip or (own_ip == "0.0.0.0" and _is_local(ip))) for own_ip, own_port in own
@@ -122,7 +122,7 @@ def is_reached_at(address: Address, own: Collection[Address]) -> bool:
 
 
 def _is_local(ip: str) -> bool:
-    """Whether an IPv4 address is one of this machine's: then a socket can be bound to it."""
+    """Whether an IPv4 address belongs to this machine: then a socket can be bound to it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((ip, 0))
@@ -132,8 +132,8 @@ def _is_local(ip: str) -> bool:
 
 
 def closed_by_us(peers: Collection[str]) -> set[str]:
-    """Those gRPC peers ("ipv4:10.0.0.1:5555") whose TCP connection was closed from this side. What is unknown is not
-    among them. Reads the kernel's table of all connections: with thousands of them, this takes a while.
+    """Those gRPC peers ("ipv4:10.0.0.1:5555") whose TCP connection was closed from this side; excludes unknown ones.
+    Reads the kernel's table of all connections: with thousands of them, this takes a while.
     """
     remotes = {words: peer for peer in peers for words in _remote_words(peer)}
     # Columns: number, local address, remote address, state (Documentation/networking/proc_net_tcp.rst).
@@ -142,13 +142,13 @@ def closed_by_us(peers: Collection[str]) -> set[str]:
 
 
 def _remote_words(peer: str) -> list[str]:
-    """How the kernel's tables may write a peer's address."""
+    """Notations of a peer's address in the kernel's tables."""
     at = address_of(peer)
     try:
         if at is None:
             return []
         packed = ipaddress.ip_address(at[0]).packed
-        # gRPC listens with IPv6 sockets where there are any; they show an IPv4 peer as ::ffff:a.b.c.d.
+        # gRPC listens with IPv6 sockets if available; they show an IPv4 peer as ::ffff:a.b.c.d.
         written = [packed, bytes(10) + b"\xff\xff" + packed] if len(packed) == 4 else [packed]
         return [f"{_hex_words(address)}:{at[1]:04X}" for address in written]
     except ValueError:
@@ -163,5 +163,5 @@ def _rows(table: str) -> list[list[str]]:
 
 
 def _hex_words(address: bytes) -> str:
-    """The kernel prints an address as 32-bit words of its own byte order."""
+    """An address in the kernel's notation, as 32-bit words in host byte order."""
     return "".join(f"{word:08X}" for word in struct.unpack(f"={len(address) // 4}I", address))

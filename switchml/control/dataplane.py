@@ -1,7 +1,7 @@
-"""The interface of what adds packets up, the software aggregator (switchml/aggregator) or P4 switches
-(p4/dataplane.py), as the control plane uses it.
+"""The interface of data planes, which sum packets, for the control plane: the software aggregator (switchml/aggregator)
+or P4 switches (p4/dataplane.py).
 
-Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are stored is up to the data plane.
+Plain data is passed in (`JobSpec`) and out (`JobCounters`); the data plane decides how to store slots and workers.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class PartSpec:
-    """What a further part of a job has of its own: the ranks' addresses, and numbers as in `JobSpec`."""
+    """Properties of a further part of a job: the ranks' addresses, and numbers as in `JobSpec`."""
 
     addresses: tuple[Address, ...]
     job_tag: int
@@ -27,13 +27,13 @@ class PartSpec:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job as the data plane sees it.
+    """One job from the data plane's point of view.
 
     `workers` is the world size n. `protocol` 1 or 2. `slots` is S, a power of two in v2 and 8192 in v1.
-    `addresses[rank]` is (IPv4, UDP port): where the rank's packets come from and its results go to; in v1 the port is 0
-    (any) and an entry is None until that rank has called UdpSession. `job_tag`, `isn`: section 2 of docs/protocol.md (0
-    in v1). `wire` as in packet.py. `transports[rank]` and `macs[rank]` (0: unknown), from the rank's join request,
-    describe how its packets travel; a software aggregator ignores them. Empty: by UDP sockets.
+    `addresses[rank]` is (IPv4, UDP port): the source of the rank's packets and the destination of its results; in v1
+    the port is 0 (any) and an entry is None until that rank has called UdpSession. `job_tag`, `isn`: section 2 of
+    docs/protocol.md (0 in v1). `wire` as in packet.py. `transports[rank]` and `macs[rank]` (0: unknown), from the
+    rank's join request, describe the path of its packets; a software aggregator ignores them. Empty: by UDP sockets.
     """
 
     job_id: int
@@ -48,17 +48,18 @@ class JobSpec:
     transports: tuple[str, ...] = ()
     macs: tuple[int, ...] = ()
     key: bytes = field(default=b"", repr=False)
-    """With what packets are signed (docs/protocol.md, section 10); empty: they are not."""
+    """Key with which packets are signed (docs/protocol.md, section 10); empty: they are not signed."""
     more: tuple[PartSpec, ...] = ()
-    """Further parts (section 7), of as many slots each."""
+    """Further parts (section 7), with the same number of slots each."""
     has_deadline: bool = False
-    """Whether rounds may end without ranks that are late (section 13)."""
+    """Whether rounds may end without late ranks (section 13)."""
     large_bytes: int = 0
-    """Of data in the job's large packets (section 7), which all ranks hand over in memory; 0: there are none."""
+    """Data bytes of the job's large packets (section 7), which all ranks exchange in shared memory; 0: no large
+    packets."""
 
     @property
     def data_bytes(self) -> int:
-        """Of data in a packet at most."""
+        """Maximum data bytes of a packet."""
         return max(self.payload_bytes, self.large_bytes)
 
     @property
@@ -70,8 +71,8 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Link:
-    """How a rank that makes its Ethernet frames itself reaches the switch. `where`: `udp:ADDRESS:PORT` for a frame a
-    datagram, or `packet:INTERFACE`; empty if the rank has an interface of its own. MAC addresses are numbers."""
+    """Path to the switch of a rank that builds its Ethernet frames itself. `where`: `udp:ADDRESS:PORT` for one frame
+    per datagram, or `packet:INTERFACE`; empty if the rank has an interface of its own. MAC addresses are numbers."""
 
     where: str
     mac: int
@@ -80,7 +81,7 @@ class Link:
 
 @dataclass(frozen=True)
 class JobCounters:
-    """`ranks[rank][name]` for the names in COUNTERS, and the number of slots with a round under way."""
+    """Counters of a job: `ranks[rank][name]` for the names in COUNTERS, and the number of slots with an open round."""
 
     ranks: tuple[dict[str, int], ...]
     slots_in_use: int
@@ -89,75 +90,77 @@ class JobCounters:
 
 
 class Dataplane(Protocol):
-    """A driver. Methods may be called from any thread and return when the change is in force."""
+    """A data plane. Methods may be called from any thread and return when the change has taken effect."""
 
     address: tuple[str, int]
-    """Where agents send their packets: IPv4 and UDP port."""
+    """Address to which agents send their packets: IPv4 and UDP port."""
     slot_capacity: int
-    """Slots that all v2 jobs together may have."""
+    """Total number of slots of all v2 jobs."""
     receive_buffer_bytes: int
-    """What the data socket can hold unread; bounds the window advised to agents (0: no bound)."""
+    """Bytes that the data socket can buffer; bounds the window advised to agents (0: no bound)."""
     buffer_a_rank: bool
-    """Whether each rank's packets have such a buffer for themselves."""
+    """Whether each rank's packets have such a buffer of their own."""
     transports: tuple[str, ...]
-    """How agents may reach it, the best first; see host_agent/agent.py."""
+    """Transports by which agents may reach it, the best first; see host_agent/agent.py."""
     mac: int
     """Its MAC address, 0 if it has none of its own."""
     v1_place: tuple[str, int] | None
-    """IPv4 and MAC address to which v1 hosts send their packets, where that is not `address`."""
+    """IPv4 and MAC address to which v1 hosts send their packets, if that is not `address`."""
     padded: bool = False
-    """Whether sparse packets without data have to be padded, because a packet may not grow by more than 512 bytes
+    """Whether sparse packets without data must be padded, because a packet may not grow by more than 512 bytes
     (docs/protocol.md, section 8)."""
     dense_only: bool = False
-    """Whether sparse packets are refused, because switches in a tree know none (section 9)."""
+    """Whether sparse packets are refused, because switches in a tree do not support them (section 9)."""
     collectives: bool = False
-    """Whether addressed packets are taken, and so collectives other than sums for all ranks (section 11)."""
+    """Whether addressed packets are accepted, and so collectives other than sums for all ranks (section 11)."""
     only_sums: bool = False
-    """Whether those with another op than the sum are refused: minima, maxima and operations on bits."""
+    """Whether addressed packets with an op other than the sum are refused: minima, maxima and bitwise operations."""
     halves: bool = False
-    """Whether half precision is added up as it is, in jobs that have the memory (pool_state.parts_of; section 11)."""
+    """Whether half precision is summed unconverted, in jobs with the required memory (pool_state.parts_of; section 11).
+    """
 
     ends_early: bool = False
-    """Whether a round can end without the ranks that are late (section 13)."""
+    """Whether a round can end without late ranks (section 13)."""
 
     authenticates: bool = False
-    """Whether it can check and sign packets (section 10)."""
+    """Whether it can verify and sign packets (section 10)."""
 
     most_parts: int
-    """How many parts a job may have (section 7)."""
+    """Maximum number of parts of a job (section 7)."""
 
     memory: str = ""
-    """Name of memory that shows a rank whether it can share some with it (switchml/net/shm.py); "": none can."""
+    """Name of a shared-memory segment with which a rank tests whether it can share memory with the data plane
+    (switchml/net/shm.py); "": none can."""
 
     def parts_for(self, wanted: int) -> int:
-        """How many parts the job has that starts next, of so many at most."""
+        """Number of parts of the next job to start, at most `wanted`."""
 
     def start_job(self, spec: JobSpec) -> None:
-        """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is
-        left."""
+        """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory
+        is left."""
 
     def set_address(self, job_id: int, rank: int, address: tuple[str, int], mac: int = 0) -> None:
-        """v1 only: a rank's address became known."""
+        """v1 only: set a rank's address once it is known."""
 
     def stop_job(self, job_id: int) -> None:
         """Remove the job; its packets are refused from now on. Unknown ids are ignored."""
 
     def address_for(self, sender: Address) -> Address:
-        """Where packets of a rank that sends from `sender` must go (`address` unless there are several); called once
-        the rank's job has started."""
+        """Destination of the packets of a rank that sends from `sender` (`address` unless there are several); called
+        once the rank's job has started."""
 
     def segment(self, job_id: int, part: int = 0) -> str:
         """Name of the memory that ranks on the data plane's own machine may share with a part of a job
         (switchml/net/shm.py), or ""."""
 
     def link(self, job_id: int, rank: int) -> Link | None:
-        """How the rank's frames travel; None if `address_for` is all that it needs."""
+        """Path of the rank's frames; None if `address_for` suffices."""
 
     def failed(self) -> dict[int, str]:
-        """Jobs that can't continue because the data plane lost their state, and why. They are still to be stopped."""
+        """Jobs that can't continue because the data plane lost their state → the reason. They must still be stopped."""
 
     def counters(self, job_id: int) -> JobCounters:
-        """Raises KeyError for an unknown job."""
+        """Counters of a job. Raises KeyError for an unknown job."""
 
     def refused(self) -> dict[str, int]:
         """The counters named in REFUSED."""

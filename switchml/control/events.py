@@ -10,11 +10,11 @@ kind again), `time` (seconds since 1970) and these fields:
     peer_lost    job, ranks, reason
     job_ended    job, job_id, state (ended or failed), reason
     stall        job, job_id, missing: ranks that a round has waited for longer than a second; empty when it is over
-    rates        job, job_id, goodput_bps, rounds_per_s, slots_in_use; once a second. Of jobs without a secret also
+    rates        job, job_id, goodput_bps, rounds_per_s, slots_in_use; once a second. For jobs without a secret also
                  received_packets_per_s, sent_packets_per_s, retransmissions_per_s, stale_per_s
 
-Anybody who reaches the port may listen, so there are no addresses, and of jobs with a secret no counts of packets.
-PUB drops what a subscriber does not fetch in time; the aggregator never waits for an observer.
+Everybody who can connect to the port may subscribe, so there are no addresses, and for jobs with a secret no packet
+counts. PUB drops messages that a subscriber does not read in time; the aggregator never waits for an observer.
 """
 
 import json
@@ -27,11 +27,11 @@ import zmq
 from switchml.errors import ConfigError
 
 PRIVATE = ("address",)
-"""Fields of the journal's entries that are not published."""
+"""Fields of journal entries that are not published."""
 
 
 class EventPublisher:
-    """Publishes on tcp://bind:port (0 = any free port). Not thread-safe. Raises ConfigError if the port is taken."""
+    """Publishes on tcp://bind:port (0 = any free port). Not thread-safe. Raises ConfigError if the port is in use."""
 
     def __init__(self, bind: str, port: int):
         self._context = zmq.Context()
@@ -60,10 +60,10 @@ class EventPublisher:
 def follow(
     host: str, port: int, *, kinds: tuple[str, ...] = (), timeout_s: float | None = None, tick_s: float | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Events of the aggregator at tcp://host:port as they come, without end; reconnects by itself.
+    """Iterate over the events of the aggregator at tcp://host:port, without end; reconnects automatically.
 
-    `kinds` limits which; `timeout_s` ends the iteration after that long without an event; with `tick_s`, an empty one
-    comes whenever there was none for that long.
+    `kinds`: only these kinds; `timeout_s` ends the iteration after that long without an event; with `tick_s`, yields an
+    empty dictionary whenever there was no event for that long.
     """
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.linger = 0
@@ -72,7 +72,7 @@ def follow(
         subscriber.connect(f"tcp://{host}:{port}")
         waited_since = ticked = time.monotonic()
         while timeout_s is None or time.monotonic() - waited_since < timeout_s:
-            # In slices, so that Ctrl-C is answered.
+            # In slices, so that Ctrl-C is handled.
             if subscriber.poll(200):
                 yield json.loads(subscriber.recv_multipart()[-1])
                 waited_since = ticked = time.monotonic()

@@ -11,7 +11,7 @@ from switchml.control.dataplane import JobCounters
 from switchml.control.membership import JoinRequest
 
 _CALLS, _MOST_COUNTS = re.compile(r"[a-z_]{1,20}(/gloo)?"), 32
-"""Names of collectives, and of a loader's counters, as a rank may report them, and how many of each."""
+"""Pattern of the names of collectives, and of a loader's counters, that a rank may report, and their maximum number."""
 Count = TypeVar("Count", int, float)
 
 
@@ -23,13 +23,13 @@ class Member:
     request: JoinRequest
     state: str = "joined"
     calls: dict[str, int] = field(default_factory=dict)
-    """Collectives of the rank's program so far, by name."""
+    """Number of collectives called by the rank's program so far, by name."""
 
     loading: dict[str, float] = field(default_factory=dict)
-    """Counters of its planned loader, by name."""
+    """Counters of the rank's planned loader, by name."""
 
     def count(self, calls: Mapping[str, int], loading: Mapping[str, float]) -> None:
-        """Take such a report; what a stranger adds to it is left out."""
+        """Store a report of the rank; drops names that are not allowed."""
         self.calls, self.loading = _known(calls), _known(loading)
 
 
@@ -43,9 +43,9 @@ class Job:
     created: float
     deadline: float
     client: str
-    """Whose first rank began it."""
+    """Client whose first rank created it."""
     is_open: bool
-    """Whether it has no secret: then everybody may see its details."""
+    """Whether it has no secret, so that its details are public."""
     state: str = "forming"
     reason: str = ""
     members: dict[int, Member] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Job:
     slots: int = 0
     queues: int = 1
     epoch: int = 0
-    """How often it has moved to another aggregator."""
+    """Number of times it has moved to another aggregator."""
     reports: Reports = field(default_factory=Reports)
     final: JobCounters | None = None
     """The data plane's counters at the end, once the job is over."""
@@ -72,16 +72,16 @@ class Job:
 
     @property
     def has_large_packets(self) -> bool:
-        """Whether packets may be large: every rank can have them, and gains from them."""
+        """Whether packets may be large: every rank supports them, and benefits from them."""
         return all(member.request.large_packets for member in self.members.values())
 
     @property
     def first(self) -> JoinRequest:
-        """The request that the others have to match."""
+        """The request that the others must match."""
         return next(iter(self.members.values())).request
 
 
 def _known(counts: Mapping[str, Count]) -> dict[str, Count]:
-    """The first ones by name that a rank may report."""
+    """The allowed counts, at most _MOST_COUNTS in order of names."""
     names = [name for name in sorted(counts) if _CALLS.fullmatch(name) and math.isfinite(counts[name])]
     return {name: counts[name] for name in names[:_MOST_COUNTS]}

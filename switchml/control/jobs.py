@@ -1,15 +1,15 @@
-"""The job registry: which ranks are in which job, and the notices that they get when that changes.
+"""The job registry: the ranks of each job, and the notices that they get when that changes.
 
-A state machine without gRPC, sockets, threads or a clock: requests, losses and `now` (seconds, any monotonic origin)
-go in, and notices come out, pairs of (ticket, event). A ticket stands for one rank's membership. The data
-plane is driven through `dataplane.Dataplane`.
+A state machine without gRPC, sockets, threads or a clock: inputs are requests, losses and `now` (seconds, any monotonic
+origin); outputs are notices, pairs of (ticket, event). A ticket identifies one rank's membership. The data plane is
+controlled through `dataplane.Dataplane`.
 
     forming ──all ranks in──► running ──a rank left──► ending ──all left──► ended
-       │ timeout, nobody left    └────── a rank lost ──────┴─────────────► failed
-       └──────────────────────► failed
+     │ timeout, nobody left    └────── a rank lost ──────┴─────────────► failed
+     └──────────────────────► failed
 
-A job in `ending` still holds its slots, because a rank that has not left may need a last result once more; its name
-is free already. Jobs that have ended or failed hold no resources.
+A job in `ending` still holds its slots, because a rank that has not left may need a last result again; its name can be
+reused already. Jobs that have ended or failed hold no resources.
 """
 
 import hashlib
@@ -31,11 +31,11 @@ from switchml.control.starting import started
 from switchml.errors import SwitchMLError
 
 N_ENDED_SHOWN = 16
-"""Jobs that have ended or failed and are still shown by `switchml status`."""
+"""Number of ended or failed jobs that `switchml status` still shows."""
 NAMED = 8
-"""Ranks that a message names in full."""
+"""Maximum number of ranks that a message names in full."""
 _ANY_JOB = ""
-"""What a client tries to enter that asks for the jobs with a secret."""
+"""Placeholder for the job name when a client asks for the jobs with a secret."""
 
 Notice = tuple[int, Event]
 Journal = Callable[..., None]
@@ -49,11 +49,11 @@ def no_journal(kind: str, **fields: Any) -> None:
 class JobRegistry:
     """All v2 jobs of one aggregator. Not thread-safe: one thread or event loop owns it.
 
-    A job may take `join_timeout_s` to fill unless its first rank sets a timeout, and gets `slots` (0: a default for
-    the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
-    same data plane. `quotas` limit each client. `is_own(address)`: whether the aggregator itself receives there.
-    `make_way(addresses)` is called before a job starts from these. `randbelow` draws the numbers that outsiders must
-    not guess; only simulations replace it.
+    A job may take `join_timeout_s` to form unless its first rank sets a timeout, and gets `slots` (0: a default for the
+    number of ranks) unless its ranks request a number. `job_ids` is shared with other registries on the same data
+    plane. `quotas` limit each client. `is_own(address)`: whether the address is the aggregator's own.
+    `make_way(addresses)` is called before a job with these addresses starts. `randbelow` draws numbers that outsiders
+    must not be able to guess; only simulations replace it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class JobRegistry:
         self._quotas = quotas
         self._is_own, self._make_way = is_own, make_way
         self._wrong_secrets = WrongSecrets()
-        # Secrets are stored as hashes keyed with this process's key, so that memory contents are useless elsewhere.
+        # Secrets are stored as hashes with a key of this process, so that memory contents are useless elsewhere.
         self._key = secrets.token_bytes(32)
 
     @property
@@ -93,21 +93,21 @@ class JobRegistry:
 
     @property
     def addresses(self) -> set[Address]:
-        """Where the ranks of jobs send from."""
+        """Data addresses of the ranks of all jobs."""
         return {address for job in self.live for member in job.present for address in member.request.addresses}
 
     def knows(self, ticket: int) -> bool:
-        """True while the rank is in a job that is not over."""
+        """Whether the rank is in a job that is not over."""
         return ticket in self._job_of
 
     def has_started(self, ticket: int) -> bool:
-        """Whether the rank's job has, and is not over."""
+        """Whether the rank's job has started, and is not over."""
         return ticket in self._job_of and self._job_of[ticket].state != "forming"
 
     def join(self, request: JoinRequest, now: float) -> tuple[int, list[Notice]]:
         """Add a rank; returns its ticket, and the notices to deliver. Raises Refused.
 
-        The notices hold Started for every rank if this was the last one, or Refused for every rank if the job could
+        The notices contain Started for every rank if this was the last one, or Refused for every rank if the job could
         not start.
         """
         request.check()
@@ -149,7 +149,7 @@ class JobRegistry:
         return member.ticket, [] if job.missing else self._start(job, now)
 
     def leave(self, ticket: int, now: float) -> list[Notice]:
-        """A rank leaves cleanly. Tickets of jobs that are over are ignored."""
+        """Handle a rank that leaves cleanly. Tickets of jobs that are over are ignored."""
         job = self._job_of.get(ticket)
         if job is None:
             return []
@@ -167,7 +167,7 @@ class JobRegistry:
         return [(other.ticket, event) for other in job.present]
 
     def lost(self, ticket: int, how: str, now: float) -> list[Notice]:
-        """A rank vanished; `how` completes the sentence that begins with its name ("disconnected")."""
+        """Handle a lost rank; `how` completes the sentence that begins with its name ("disconnected")."""
         job = self._job_of.get(ticket)
         if job is None:
             return []
@@ -182,12 +182,12 @@ class JobRegistry:
         return notices
 
     def count(self, ticket: int, calls: dict[str, int], loading: dict[str, float]) -> None:
-        """A rank's program has called so many collectives, and its planned loader counted this."""
+        """Store a rank's counts of collectives, and the counters of its planned loader."""
         if ticket in self._job_of:
             self._member(self._job_of[ticket], ticket).count(calls, loading)
 
     def waiting(self, ticket: int, part: int, report: Report) -> list[Notice]:
-        """A rank has a call that stands still: end the job if the ranks called different collectives."""
+        """Handle a report of a rank whose call stalls: end the job if the ranks called different collectives."""
         job = self._job_of.get(ticket)
         if job is None or job.state == "forming" or part >= membership.MOST_PARTS or len(report.queues) != job.queues:
             return []
@@ -195,10 +195,10 @@ class JobRegistry:
         return self._fail(job, membership.Disagreement(reason)) if reason else []
 
     def expire(self, now: float) -> list[Notice]:
-        """Give up on jobs that did not fill in time."""
+        """Fail jobs that did not form in time."""
         notices: list[Notice] = []
         for job in [job for job in self.live if job.state == "forming" and now >= job.deadline]:
-            # gRPC carries the message in a header of 8 KiB at most: a few names and a number do.
+            # gRPC sends the message in a header of at most 8 KiB, enough for a few names and a number.
             joined = ", ".join(job.members[rank].request.who for rank in sorted(job.members)[:NAMED])
             if len(job.members) > NAMED:
                 joined += f" and {len(job.members) - NAMED} more"
@@ -211,7 +211,7 @@ class JobRegistry:
         return notices
 
     def fail(self, job_id: int, reason: str) -> list[Notice]:
-        """The data plane lost a job's state: end the job and notify its ranks. Unknown ids are ignored."""
+        """Fail a job whose state the data plane lost, and notify its ranks. Unknown ids are ignored."""
         job = next((job for job in self.live if job.job_id == job_id), None)
         return self._fail(job, Ended(reason)) if job is not None else []
 
@@ -224,8 +224,8 @@ class JobRegistry:
         return notices
 
     def shown_to(self, secret: str, client: str, now: float) -> list[Job]:
-        """Live jobs and the last ended ones, the latest first, that `client` may see in detail: those with this secret,
-        and those without one. Raises Refused to a client that has to wait after wrong secrets.
+        """Live jobs and recently ended ones, the latest first, whose details `client` may see: those with this secret,
+        and those without one. Raises Refused if the client has to wait after wrong secrets.
         """
         jobs = [*self.live, *reversed(self.ended)]
         shown = [job for job in jobs if job.is_open]
@@ -240,10 +240,10 @@ class JobRegistry:
             self._wrong_secrets.forgive(client, _ANY_JOB)
         return shown
 
-    # Inside: admission.
+    # Internal: admission.
 
     def _by_name(self, name: str) -> Job | None:
-        """The job that a new rank of this name joins: one that is ending admits no rank."""
+        """The job that a new rank of this name joins: a job that is ending admits no rank."""
         return next((job for job in self.live if job.name == name and job.state != "ending"), None)
 
     def _hash(self, secret: str) -> bytes:
@@ -291,7 +291,7 @@ class JobRegistry:
             )
 
     def _check_quotas(self, job: Job | None, request: JoinRequest) -> None:
-        """Raises Refused if the client has as much as a client may have."""
+        """Raises Refused if the client has reached a limit."""
         client = request.client
         members = (member for other in self.live for member in other.present)
         self._quotas.check_ranks(client, sum(member.request.client == client for member in members))
@@ -329,7 +329,7 @@ class JobRegistry:
                     whose = f"by {member.request.who}" if job.name == request.job else f"in job {job.name!r}"
                     raise Refused(Reason.DUPLICATE, f"data address {ip}:{port} is used already {whose}")
 
-    # Inside: start and end.
+    # Internal: start and end.
 
     def _start(self, job: Job, now: float) -> list[Notice]:
         try:
@@ -339,7 +339,7 @@ class JobRegistry:
                 self.dataplane.start_job(spec)
         except Refused as refusal:
             return self._refuse_all(job, refusal)
-        except Exception as error:  # no failure of this job may affect the others
+        except Exception as error:  # a failure of this job must not affect the others
             message = error if isinstance(error, SwitchMLError) else repr(error)
             return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {message}"))
         job.job_id, job.job_tag, job.isn, job.state = spec.job_id, spec.job_tag, spec.isn, "running"
@@ -363,7 +363,7 @@ class JobRegistry:
         return [(member.ticket, started(self.dataplane, spec, member.request, peers, **moved)) for member in members]
 
     def _spec(self, job: Job) -> JobSpec:
-        """The full job as the data plane will see it. Raises Refused if it does not fit."""
+        """The specification of a complete job for the data plane. Raises Refused if there are not enough resources."""
         requests = [job.members[rank].request for rank in range(job.world_size)]
         slots = parts = 0
         if not job.first.is_control_only:
@@ -371,7 +371,7 @@ class JobRegistry:
             self._check_addresses_released(job, addresses)
             self._make_way(addresses)
             slots, parts = self._allocate(job)
-        # One part, and one address for all ranks, of a job that sends no packets.
+        # For a job that sends no packets: one part, and one address for all ranks.
         first, *more = draw_parts(
             [request.addresses[: max(parts, 1)] for request in requests],
             slots,
@@ -396,7 +396,7 @@ class JobRegistry:
         )
 
     def _check_addresses_released(self, job: Job, addresses: Collection[Address]) -> None:
-        """A rank that left a job which is still ending may have joined this one from the same address."""
+        """Raises Refused if an address still belongs to a job that is ending, which its rank has left."""
         for other in self.live:
             if other.state != "ending":
                 continue
@@ -410,8 +410,9 @@ class JobRegistry:
                     )
 
     def _allocate(self, job: Job) -> tuple[int, int]:
-        """Slots for each part of a job, and its parts. Slots are as many as it requests, or as suit each part, halved
-        until they fit what is free and the client's share. Raises Refused with the numbers if not even MIN_SLOTS do.
+        """Slots per part of a job, and number of its parts. Slots are those requested, or the default for each part,
+        halved until they fit the free slots and the client's share. Raises Refused with the numbers if not even
+        MIN_SLOTS fit.
         """
         capacity = self.dataplane.slot_capacity
         free = capacity - self.slots_allocated
@@ -439,7 +440,7 @@ class JobRegistry:
         return next(member for member in job.members.values() if member.ticket == ticket)
 
     def _withdraw(self, job: Job, member: Member, how: str) -> list[Notice]:
-        """A rank leaves before the job has started: the others keep waiting, and the rank may rejoin."""
+        """Remove a rank before the job has started: the others keep waiting, and the rank may rejoin."""
         del job.members[member.request.rank]
         del self._job_of[member.ticket]
         reason = f"{member.request.who} {how} before the job started"
@@ -459,7 +460,7 @@ class JobRegistry:
         return notices
 
     def _end(self, job: Job, state: str, reason: str) -> None:
-        """The job is over: slots, name, tag and addresses are free from here on."""
+        """End the job: slots, name, tag and addresses are free from now on."""
         if job.job_id:
             job.final = self._final_counters(job)
             self.dataplane.stop_job(job.job_id)

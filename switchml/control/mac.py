@@ -1,4 +1,4 @@
-"""MAC addresses, which are numbers here, as people write them."""
+"""Conversion of MAC addresses, which are numbers in this package, to and from text."""
 
 import socket
 
@@ -8,12 +8,12 @@ from switchml.errors import ConfigError
 
 
 def mac_text(mac: int) -> str:
-    """`02:00:00:00:00:fe`."""
+    """Text of a MAC address: `02:00:00:00:00:fe`."""
     return mac.to_bytes(6, "big").hex(":")
 
 
 def parse_mac(text: str) -> int:
-    """The reverse of `mac_text`. Raises ConfigError."""
+    """Inverse of `mac_text`. Raises ConfigError."""
     parts = text.split(":")
     try:
         if len(parts) != 6 or not all(len(part) in (1, 2) for part in parts):
@@ -24,8 +24,8 @@ def parse_mac(text: str) -> int:
 
 
 def mac_of(ip: str) -> int:
-    """The MAC address of the interface of this machine that has an IPv4 address; 0 if none has, or it lacks a MAC
-    address, as the loopback interface does."""
+    """MAC address of the interface of this machine with an IPv4 address; 0 if there is none, or it lacks a MAC address,
+    as the loopback interface does."""
     for addresses in psutil.net_if_addrs().values():
         if any(item.family == socket.AF_INET and item.address == ip for item in addresses):
             return next((parse_mac(item.address) for item in addresses if item.family == psutil.AF_LINK), 0)

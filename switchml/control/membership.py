@@ -1,8 +1,8 @@
 """The job registry's inputs and outputs: plain data, and the checks that need only the request itself.
 
 `JoinRequest` is one rank's request to join. `Started`, `PeerLost`, `PeerLeft`, `Ended`, `Disagreement` and `Refused`
-are the events that the rank may get. The messages of v2.proto carry the same; these are free of gRPC so that the
-registry can be tested without it.
+are the events that the rank may get. The messages of v2.proto carry the same data; these classes are independent of
+gRPC so that the registry can be tested without it.
 """
 
 import ipaddress
@@ -15,24 +15,24 @@ from switchml.errors import JoinError
 from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, WIRE_DTYPES
 
 PROTOCOL = 2
-"""Version of the control protocol and of the packets (docs/protocol.md) that the registry speaks."""
+"""Version of the control protocol and of the packets (docs/protocol.md) that the registry supports."""
 MIN_SLOTS = 2
 MAX_SLOTS = 1 << 16
 """Bounds of a job's pool; a pool is a power of two so that slot = seq mod S survives the wrap of seq
 (docs/protocol.md section 2).
 """
 MOST_PARTS = 16
-"""Data addresses that a rank may name."""
+"""Maximum number of data addresses of a rank."""
 MOST_EPOCHS = 1024
-"""How often a job may move to another aggregator."""
+"""Maximum number of times that a job may move to another aggregator."""
 MAX_NAME = 200
 CONTROL_ONLY = "none"
-"""The transport of ranks that send no packets. Their job is a membership alone (who is in it, who died or left): the
-data plane does not see it, and it takes no slots."""
+"""Transport of ranks that send no packets. Their job is only a membership (its ranks, and which of them died or left):
+the data plane is not involved, and it takes no slots."""
 
 
 class Reason(Enum):
-    """Why a join was refused; server.py maps each to a gRPC status."""
+    """Reasons for refusing a join; server.py maps each to a gRPC status."""
 
     INVALID = "the request is invalid in itself"
     SECRET = "the job has another secret"
@@ -43,7 +43,7 @@ class Reason(Enum):
 
 
 class Refused(JoinError):
-    """A rank can't join: `reason` is the kind of refusal, the text is for people."""
+    """Refusal of a join: `reason` is its kind, the text is human-readable."""
 
     def __init__(self, reason: Reason, message: str):
         super().__init__(message)
@@ -52,7 +52,7 @@ class Refused(JoinError):
 
 @dataclass(frozen=True)
 class Resumption:
-    """How far a rank got in a job that is to go on at another aggregator (docs/protocol.md, section 12). The fields are
+    """A rank's progress in a job that continues at another aggregator (docs/protocol.md, section 12). The fields are
     those of Resumption in v2.proto."""
 
     lineage: int
@@ -64,8 +64,8 @@ class Resumption:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """One rank's request to join. The fields are those of JoinRequest in v2.proto, and the client for whom it counts
-    (quotas.py)."""
+    """One rank's request to join. The fields are those of JoinRequest in v2.proto, and the client to which it is
+    attributed (quotas.py)."""
 
     job: str
     rank: int
@@ -92,7 +92,7 @@ class JoinRequest:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where its packets come from, part by part."""
+        """Source addresses of its packets, by part."""
         return self.address, *self.more_addresses
 
     @property
@@ -101,11 +101,11 @@ class JoinRequest:
 
     @property
     def who(self) -> str:
-        """For messages: `rank 2 (node7, pid 123)`."""
+        """Description in messages: `rank 2 (node7, pid 123)`."""
         return f"rank {self.rank} ({self.host or 'unknown host'}, pid {self.pid})"
 
     def check(self) -> None:
-        """Raises Refused if no job could take this request."""
+        """Raises Refused if no job could accept this request."""
         if self.protocol != PROTOCOL:
             raise _invalid(
                 f"the agent speaks protocol {self.protocol}, this aggregator {PROTOCOL}: "
@@ -169,7 +169,7 @@ def check_address(address: Address) -> None:
 
 @dataclass(frozen=True)
 class Peer:
-    """Who a rank is, for messages."""
+    """Identity of a rank, for messages."""
 
     rank: int
     host: str
@@ -178,7 +178,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Part:
-    """A further part of a job, as `Started` has the first (docs/protocol.md, section 7)."""
+    """A further part of a job, with the fields that `Started` has for the first one (docs/protocol.md, section 7)."""
 
     data_address: Address
     job_tag: int
@@ -190,11 +190,12 @@ class Part:
 @dataclass(frozen=True)
 class Started:
     """All ranks have joined. `job_tag`, `isn`, `slots`, `wire`: section 2 of docs/protocol.md; at most `window` rounds
-    should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
-    memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
-    their Ethernet frames themselves; `padded`, `dense_only`, `collectives`, `only_sums` and `halves`: see `Dataplane`;
-    `key`: what packets are signed with, or empty; `more_parts`: beside the one that all this describes; `queues`: of
-    collectives (section 11); `rounds` of each part, if ranks go on here (section 12), and the job's `epoch`.
+    should be in flight at once; packets are sent to `data_address`; `peers[rank]` describes the others. `segment` names
+    the memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that
+    build their Ethernet frames themselves; `padded`, `dense_only`, `collectives`, `only_sums` and `halves`: see
+    `Dataplane`; `key`: signs packets, or is empty; `more_parts`: parts other than the one described by these fields;
+    `queues`: number of queues of collectives (section 11); `rounds` of each part, if ranks continue here (section 12),
+    and the job's `epoch`.
     """
 
     job_id: int
@@ -222,7 +223,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo(Started):
-    """A started job as one of its ranks sees it."""
+    """A started job from the point of view of one of its ranks."""
 
     job: str
     rank: int
@@ -253,7 +254,7 @@ class PeerLeft:
 
 @dataclass(frozen=True)
 class Ended:
-    """The aggregator ended the job of its own accord."""
+    """The aggregator ended the job."""
 
     reason: str
 

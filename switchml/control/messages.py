@@ -1,4 +1,4 @@
-"""Messages of v2.proto as plain data, and back: for both ends of a control connection."""
+"""Conversion of v2.proto's messages to and from plain data, for both ends of a control connection."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,8 @@ from switchml.control.membership import Part, Peer, Resumption
 
 
 def fields(message: Message) -> dict[str, Any]:
-    """A message's fields by name. Addresses are (IPv4, port), repeated fields tuples, maps sorted dicts, and a message
-    that is not set is None."""
+    """A message's fields by name. Addresses become (IPv4, port), repeated fields tuples, maps sorted dicts, and a
+    message that is not set None."""
     return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
 
 

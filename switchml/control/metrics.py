@@ -1,8 +1,8 @@
 """The aggregator's state as Prometheus metrics: a collector over `StatusReply`, a text dump of it, and a small HTTP
 page.
 
-Counter names are those of switchml.counters (docs/protocol.md section 3). A job's metrics are there while it lives, on
-the page only if it has no secret; `switchml_aggregator_*_total` include the jobs that have ended.
+Counter names are those of switchml.counters (docs/protocol.md section 3). A job's metrics exist while it runs, on the
+page only if it has no secret; `switchml_aggregator_*_total` include the jobs that have ended.
 """
 
 import threading
@@ -39,7 +39,7 @@ HELP = {
 
 
 class StatusCollector(Collector):
-    """Turns what `status()` returns into metrics each time they are collected."""
+    """Converts the result of `status()` to metrics each time they are collected."""
 
     def __init__(self, status: Callable[[], v2_pb2.StatusReply]):
         self._status = status
@@ -148,11 +148,11 @@ def serve(bind: str, port: int, status: Callable[[], v2_pb2.StatusReply]) -> Met
 
 
 def _ignore_client(request: object, client_address: object) -> None:
-    """In place of a traceback for each client that leaves in the middle of its request."""
+    """Error handler that suppresses the traceback of a client that disconnects during its request."""
 
 
 def _registry(status: Callable[[], v2_pb2.StatusReply]) -> CollectorRegistry:
-    # Registering would call status() at once, for the names; the page may open before there is a status.
+    # By default, registering would call status() for the names; the page may start before there is a status.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(status))
     return registry

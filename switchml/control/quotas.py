@@ -1,7 +1,7 @@
-"""What one client of the control plane may have at a time, and how long it waits after wrong secrets.
+"""Limits on the resources of one client of the control plane, and delays after wrong secrets.
 
-A client is whom `connections.client_of` names: an address, or a user of this machine. All is plain data and arithmetic;
-jobs.py and sessions.py ask.
+Clients are identified by `connections.client_of`: an address, or a user of this machine. Plain data and arithmetic,
+used by jobs.py and sessions.py.
 """
 
 import math
@@ -15,9 +15,9 @@ from switchml.control.membership import Reason, Refused
 class Quotas:
     """Limits of one client.
 
-    `ranks`: its ranks in all jobs, forming ones included. `jobs`: the jobs that it began, v1 sessions included.
-    `slot_share`: the part of the slots that its jobs may have, of those that others' jobs leave. `connections`: its
-    open control connections beyond those of its ranks.
+    `ranks`: its ranks in all jobs, including forming ones. `jobs`: the jobs that it started, including v1 sessions.
+    `slot_share`: maximum share of slots for its jobs, of those not used by the jobs of others. `connections`: its open
+    control connections beyond those of its ranks.
     """
 
     ranks: int = 1024
@@ -26,7 +26,7 @@ class Quotas:
     connections: int = 64
 
     def check_ranks(self, client: str, has: int) -> None:
-        """Raises Refused if a client that `has` so many ranks may not have another one."""
+        """Raises Refused if a client that `has` this many ranks may not have another one."""
         if has >= self.ranks:
             raise Refused(
                 Reason.CAPACITY,
@@ -35,7 +35,7 @@ class Quotas:
             )
 
     def check_jobs(self, client: str, has: int) -> None:
-        """The same for a client's jobs."""
+        """Raises Refused if a client that `has` this many jobs may not have another one."""
         if has >= self.jobs:
             raise Refused(
                 Reason.CAPACITY,
@@ -44,7 +44,7 @@ class Quotas:
             )
 
     def slots_left(self, free: int, has: int) -> int:
-        """How many of the `free` slots a client may get whose jobs have `has`."""
+        """Number of the `free` slots that a client whose jobs have `has` slots may get."""
         return min(free, max(math.floor(self.slot_share * (free + has)) - has, 0))
 
 
@@ -52,9 +52,9 @@ UNLIMITED = Quotas(ranks=1 << 62, jobs=1 << 62, slot_share=1.0, connections=1 <<
 
 
 class WrongSecrets:
-    """Guesses of secrets, slowed down: after `FREE` wrong ones a client has to wait before its next try, half a second
-    at first, twice as long after each further wrong one, up to `LONGEST_S`. Meanwhile it is refused, right secret or
-    not, so that an answer tells nothing. Counted for each client and what it tries to enter, so that nobody can lock a
+    """Rate limit of guesses of secrets: after `FREE` wrong ones a client has to wait before its next attempt, half a
+    second at first, twice as long after each further wrong one, up to `LONGEST_S`. Meanwhile it is refused even with
+    the right secret, so that the answer reveals nothing. Counted per client and job name, so that nobody can lock a
     host out of other jobs.
     """
 
@@ -62,11 +62,11 @@ class WrongSecrets:
     FIRST_S, LONGEST_S = 0.5, 30.0
     FORGOTTEN_AFTER_S = 600.0
     MOST = 10_000
-    """Entries that are kept; the oldest goes first."""
+    """Maximum number of entries; the oldest is dropped first."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
-        """(client, job) → wrong secrets, and when the last one came."""
+        """(client, job) → number of wrong secrets, and time of the last one."""
 
     def check(self, client: str, job: str, now: float) -> None:
         """Raises Refused while the client has to wait."""
@@ -78,14 +78,14 @@ class WrongSecrets:
             )
 
     def count(self, client: str, job: str, now: float) -> None:
-        """One more wrong secret."""
+        """Count a wrong secret."""
         wrong, last = self._wrong.pop((client, job), (0, now))
         self._wrong[client, job] = (wrong + 1 if now - last < self.FORGOTTEN_AFTER_S else 1), now
         if len(self._wrong) > self.MOST:
             self._wrong.popitem(last=False)
 
     def forgive(self, client: str, job: str) -> None:
-        """The right secret came."""
+        """Reset the count after the right secret."""
         self._wrong.pop((client, job), None)
 
     def _delay_s(self, wrong: int) -> float:

@@ -14,14 +14,14 @@ from switchml.counters import MALFORMED
 from switchml.tables import Table, number, text
 
 COUNTERS_SHOWN = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
-"""In the table of ranks; --json has all of them."""
+"""Counters in the table of ranks; --json has all of them."""
 GLOO = "/gloo"
-"""How names of collectives end that went through Gloo (v2.proto)."""
+"""Suffix of the names of collectives that used Gloo (v2.proto)."""
 REFUSALS = ("refused_window", "refused_tag", "refused_format", "refused_auth")
 
 
 def as_json(reply: v2_pb2.StatusReply) -> str:
-    """One JSON object with the field names of v2.proto; fields that are zero or empty are there too."""
+    """One JSON object with the field names of v2.proto, including fields that are zero or empty."""
     return json.dumps(_plain(reply))
 
 
@@ -41,7 +41,7 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def head(reply: v2_pb2.StatusReply) -> str:
-    """What there is to say about the aggregator as a whole."""
+    """Text that describes the aggregator as a whole."""
     plane = reply.dataplane
     line = (
         f"switchml {reply.version} aggregator, up {duration(reply.uptime_s)}. "
@@ -63,7 +63,7 @@ def head(reply: v2_pb2.StatusReply) -> str:
 
 
 def as_tables(reply: v2_pb2.StatusReply) -> list[Table]:
-    """Of jobs and of their ranks, if there are any."""
+    """Tables of jobs and of their ranks, if there are any."""
     if not reply.jobs:
         return []
     live = [job for job in reply.jobs if job.state not in ("ended", "failed")]

@@ -1,5 +1,5 @@
-"""gRPC services from the descriptors in messages' modules: a client's calls, and what a server registers. It stands in
-for code that protoc's plugin would generate for each service."""
+"""gRPC services from the descriptors in messages' modules: a client's calls, and a server's handlers. Replaces the code
+that protoc's plugin would generate for each service."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 MALFORMED = object()
-"""In place of a request that can't be read. gRPC would print a traceback for an exception of a deserializer."""
+"""Placeholder for a request that can't be parsed. gRPC would print a traceback for an exception of a deserializer."""
 WHAT = "the request is no message of the kind that this call takes"
 
 
@@ -36,10 +36,10 @@ def handler(
     wrap: Callable[[Any, Any], Any] = lambda method, call: call,
     malformed: Callable[[str], None] = lambda peer: None,
 ) -> grpc.GenericRpcHandler:
-    """What makes a server, asyncio's too, answer the service's calls by the methods of `servicer` with their names.
-    `wrap(method descriptor, call)` gives the function to call in place of each. A request that can't be read is
-    answered with INVALID_ARGUMENT after `malformed(gRPC's name of the peer)`; in a stream of requests it is
-    MALFORMED."""
+    """Handler with which a server, including asyncio's, answers the service's calls by the methods of `servicer` of the
+    same name. `wrap(method descriptor, call)` returns the function to call in place of each. A request that can't be
+    parsed is answered with INVALID_ARGUMENT after `malformed(gRPC's name of the peer)`; in a stream of requests it is
+    replaced by MALFORMED."""
     handlers = {
         method.name: getattr(grpc, f"{_kind(method)}_rpc_method_handler")(
             _refusing(method, wrap(method, getattr(servicer, method.name)), malformed),
@@ -62,7 +62,7 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Any]:
 
 
 def _refusing(method: Any, call: Callable[..., Any], malformed: Callable[[str], None]) -> Callable[..., Any]:
-    """`call`, but for requests that can't be read."""
+    """`call`, except that requests that can't be parsed are refused."""
     if method.client_streaming:
         return call
 

@@ -1,5 +1,5 @@
-"""The job's secret that a user gives each rank: in the environment, or in a file that nobody else can read; and what it
-means for torch's store where he gives none."""
+"""The secret of a job that a user gives to each rank: in the environment, or in a file that nobody else can read; and
+the exposure of a generated secret in torch's store otherwise."""
 
 import ipaddress
 import os
@@ -11,13 +11,13 @@ from switchml.files import read_text
 
 VARIABLE, FILE_VARIABLE = "SWITCHML_SECRET", "SWITCHML_SECRET_FILE"
 LONGEST = 4096
-"""Bytes of the file."""
+"""Maximum bytes of the file."""
 
 
 def given_secret() -> str:
-    """SWITCHML_SECRET, or else the content of the file that SWITCHML_SECRET_FILE names, without white space around it;
-    "" where neither is set. Raises ConfigError where that file can't be read, is empty or longer than `LONGEST` bytes,
-    or where users but this one and root own it or may open it."""
+    """SWITCHML_SECRET, or else the content of the file in SWITCHML_SECRET_FILE, stripped of white space; "" if neither
+    is set. Raises ConfigError if that file can't be read, is empty or longer than `LONGEST` bytes, or if users other
+    than this one and root own it or may open it."""
     secret, path = os.environ.get(VARIABLE, ""), os.environ.get(FILE_VARIABLE, "")
     if secret or not path:
         return secret
@@ -37,7 +37,7 @@ def given_secret() -> str:
 
 
 def is_beyond_loopback(host: str) -> bool:
-    """Whether other machines know a host by this name or address. Of one that can't be resolved, yes."""
+    """Whether a host name or address is valid on other machines, too. True for a name that can't be resolved."""
     try:
         found = {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
@@ -46,7 +46,7 @@ def is_beyond_loopback(host: str) -> bool:
 
 
 def open_secret(host: str) -> str:
-    """What it means that rank 0 has drawn a job's secret, and a store at `host` hands it to the others."""
+    """Warning that rank 0 has generated a job's secret, and that a store at `host` exposes it."""
     return (
         f"its secret lies in torch's store at {host}, which listens on all addresses: whoever reaches that port can "
         "read it, and so join the job and see it; set SWITCHML_SECRET or SWITCHML_SECRET_FILE alike on all ranks "

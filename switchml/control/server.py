@@ -6,8 +6,8 @@ around a data plane.
     ...
     controller.stop()
 
-One background thread runs an event loop that owns everything here. An asyncio server rather than a thread pool,
-because every rank holds a stream open for as long as its job lives: 256 ranks would hold 256 threads.
+One background thread runs an event loop that owns all state of this module. An asyncio server rather than a thread
+pool, because every rank holds a stream open for the lifetime of its job: 256 ranks would occupy 256 threads.
 """
 
 import asyncio
@@ -52,19 +52,19 @@ WORTH_A_WARNING = ("peer_lost", "stall")
 EXPIRY_PERIOD_S = 0.2
 SAMPLE_PERIOD_S = 1.0
 STOP_GRACE_S = 1.0
-"""How long a stopping server waits for its last messages to reach the agents."""
+"""Seconds that a stopping server waits until its last messages have reached the agents."""
 MAX_REQUEST_BYTES = 128 << 10
 """A rank that comes from another aggregator reports a byte for each of up to 65536 slots."""
 IDLE_CONNECTION_MS = 60_000
-"""After how long gRPC closes a connection without a call; a rank's stream is one."""
+"""Time after which gRPC closes a connection without a call; a rank's stream is a call."""
 HANDSHAKE_MS = 10_000
-"""How long a connection may take until it speaks HTTP/2, and TLS before."""
+"""Maximum time until a new connection has completed TLS and HTTP/2 handshakes."""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a running aggregator listens, as (IPv4, port) each. `tunnel` is the TCP port of the ZeroMQ tunnel, None
-    if it is off. `metrics` is None if that page is off.
+    """Addresses of a running aggregator, as (IPv4, port) each. `tunnel` is the TCP port of the ZeroMQ tunnel, None if
+    it is off. `metrics` is None if that page is off.
     """
 
     control: Address
@@ -77,14 +77,14 @@ class Addresses:
 @dataclass(eq=False)
 class Controller:
     """The control plane of one aggregator. `start` and `stop` are called by one thread, once each; the data plane is
-    the caller's.
+    owned by the caller.
 
-    Ports may be 0 for any free one. `events_port` None stands for the one after the control port, `tunnel_port` None
-    for the next but one. `metrics_port` None turns the Prometheus page off. `join_timeout_s` is how long a job may take
-    to fill unless its first rank sets a timeout. A rank that is silent for `peer_timeout_s` is lost. TLS is on
-    when `tls_cert` and `tls_key` (PEM files) are given. With `v1` v1 hosts are served, too, and are told `mac`: None
-    stands for the data plane's, or that of the interface which has its address. `quotas` limit what one client may
-    have. `tunnel` opens the ZeroMQ tunnel, and so does a `tunnel_port`.
+    Ports may be 0 for any free one. `events_port` None means the one after the control port, `tunnel_port` None the one
+    after that. `metrics_port` None turns the Prometheus page off. `join_timeout_s`: seconds for a job to form unless
+    its first rank sets a timeout. A rank that is silent for `peer_timeout_s` is lost. TLS is on when `tls_cert` and
+    `tls_key` (PEM files) are given. With `v1`, v1 hosts are served, too, and are sent `mac`: None means the data
+    plane's, or that of the interface which has its address. `quotas`: limits per client. `tunnel` opens the ZeroMQ
+    tunnel, and so does a `tunnel_port`.
 
     Raises ConfigError from `start` if a port is in use or a file can't be used.
     """
@@ -146,7 +146,7 @@ class Controller:
         self._stop_reason: asyncio.Future[str] | None = None
 
     def start(self) -> Addresses:
-        """Serve; returns when the ports are open. Raises ConfigError if they can't be."""
+        """Start serving; returns when the ports are open. Raises ConfigError if they can't be opened."""
         ready: Future[Addresses] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="switchml-controller", daemon=True)
         self._thread.start()
@@ -160,7 +160,7 @@ class Controller:
             self._loop.call_soon_threadsafe(self._request_stop, reason)
         self._thread.join()
 
-    # Inside: everything below runs in the event loop's thread.
+    # Internal: everything below runs in the event loop's thread.
 
     def _run(self, ready: Future[Addresses]) -> None:
         try:
@@ -216,10 +216,10 @@ class Controller:
                 ticker.cancel()
             if page is not None:
                 page.close()
-            # Even if it never started: its port may be open.
+            # Even if it never started, since its port may be open.
             await server.stop(STOP_GRACE_S if tickers else None)
             if tunnel is not None:
-                await asyncio.to_thread(tunnel.close)  # it may be asking this loop something
+                await asyncio.to_thread(tunnel.close)  # it may be waiting for this loop
             if self._publisher is not None:
                 self._publisher.close()
                 self._publisher = None
@@ -237,7 +237,7 @@ class Controller:
         )
 
     def _v1_place(self, host: str) -> tuple[str, int]:
-        """(IPv4 address, MAC address) to which the v1 host at an address sends its packets."""
+        """(IPv4 address, MAC address) to which the v1 host at address `host` sends its packets."""
         if self.dataplane.v1_place is not None:
             return self.dataplane.v1_place
         ip, _ = reachable_address(self.dataplane.address, host)
@@ -299,7 +299,7 @@ class Controller:
             await asyncio.sleep(period_s)
             try:
                 work(monotonic())
-            except Exception:  # a failure of one job must not end the watch over the others
+            except Exception:  # a failure of one job must not stop the monitoring of others
                 log.exception("%s failed", work.__name__)
 
     def _expire(self, now: float) -> None:
@@ -321,7 +321,7 @@ class Controller:
             self._publisher.publish(kind, fields)
 
     def _status_from_any_thread(self) -> v2_pb2.StatusReply:
-        """For the metrics page, whose requests come in threads of their own."""
+        """Status for the metrics page, whose requests are handled by other threads."""
 
         async def reply() -> v2_pb2.StatusReply:
             return self._status("", "the metrics page")
@@ -330,7 +330,7 @@ class Controller:
         return asyncio.run_coroutine_threadsafe(reply(), self._loop).result(timeout=5)
 
     def _joined_from_any_thread(self, addresses: Collection[Address]) -> list[Address] | None:
-        """Those of `addresses` that are ranks' of jobs; None where the loop is too busy to say."""
+        """Those of `addresses` that belong to ranks of jobs; None if the loop is too busy to answer."""
 
         async def reply() -> list[Address]:
             return list(self._registry.addresses.intersection(addresses))
@@ -343,8 +343,8 @@ class Controller:
 
 
 def _quiet_about_wakeups(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """grpc.aio has one wake-up pipe for all loops of a process: with several, the second one finds it empty, which is
-    harmless.
+    """Suppress a harmless error: grpc.aio has one wake-up pipe for all loops of a process, so with several, the second
+    one finds it empty.
     """
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)

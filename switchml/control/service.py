@@ -1,8 +1,8 @@
-"""The gRPC service `switchml.v2.Jobs`: requests go to the job registry, its notices go to the ranks' streams.
+"""The gRPC service `switchml.v2.Jobs`: passes requests to the job registry, and its notices to the ranks' streams.
 
-Everything here runs in one event loop, so nothing needs a lock. A rank's stream is its membership: the handler of
-`Join` ends when the rank leaves, when its job is over, or when gRPC sees the connection break, and in the last case
-the rank is lost.
+Everything here runs in one event loop, so nothing needs a lock. A rank's stream represents its membership: the handler
+of `Join` ends when the rank leaves, when its job is over, or when gRPC detects a broken connection, in which case the
+rank is lost.
 """
 
 import asyncio
@@ -35,12 +35,13 @@ STATUS_OF_REASON = {
     Reason.CAPACITY: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""UNAVAILABLE is not among them: clients take it for a connection that may come back."""
+"""gRPC status for each reason of a refusal. UNAVAILABLE is not used: clients interpret it as a temporarily broken
+connection."""
 
 
 class JobsService:
-    """Serves v2.proto on a `JobRegistry`. `status(secret, client)` makes the reply of Status, or raises Refused;
-    `client_of(peer)` says for whom a call counts.
+    """Serves v2.proto on a `JobRegistry`. `status(secret, client)` creates the reply of Status, or raises Refused;
+    `client_of(peer)` identifies the client of a call.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class JobsService:
         self._client_of = client_of
         self._streams: dict[int, asyncio.Queue[Event | None]] = {}
         self._peer_of: dict[int, str] = {}
-        """gRPC's name of the connection over which a rank follows its job, by ticket."""
+        """gRPC's name of the connection of a rank's stream, by ticket."""
         self._ticket_of: dict[str, int] = {}
         self._vanished: dict[int, str] = {}
         self._reporting: asyncio.Task[None] | None = None
@@ -69,7 +70,7 @@ class JobsService:
         except Refused as refusal:
             log.warning("refused %s: %s", context.peer(), refusal, extra=logs.about(client))
             await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
-        # No await between joining and the try: a rank that is in has a stream, and its loss is seen.
+        # No await between joining and the try: a joined rank must have a stream, so that its loss is detected.
         stream = self._streams[ticket] = asyncio.Queue()
         self._peer_of[ticket] = context.peer()
         token = secrets.token_hex(16)
@@ -81,7 +82,7 @@ class JobsService:
         finally:
             del self._streams[ticket], self._ticket_of[token]
             peer = self._peer_of.pop(ticket)
-            # If the rank has left or its job is over, this is how its stream was meant to end.
+            # If the rank has left or its job is over, its stream has ended regularly.
             if self.registry.has_started(ticket):
                 self._report_lost(ticket, peer)
             elif self.registry.knows(ticket):
@@ -130,11 +131,11 @@ class JobsService:
 
     @property
     def rank_connections(self) -> set[Address]:
-        """The peers of the connections over which ranks follow their jobs."""
+        """Peer addresses of the connections of ranks' streams."""
         return {address for peer in self._peer_of.values() if (address := address_of(peer)) is not None}
 
     def deliver(self, notices: Iterable[Notice]) -> None:
-        """Put each event on the stream of its rank; a rank whose stream has ended gets none."""
+        """Put each event on the stream of its rank; events for streams that have ended are dropped."""
         for ticket, event in notices:
             stream = self._streams.get(ticket)
             if stream is not None:
@@ -146,8 +147,8 @@ class JobsService:
             self._reporting = asyncio.get_running_loop().create_task(self._report_vanished())
 
     async def _report_vanished(self) -> None:
-        """Ranks whose streams have ended are lost. The kernel's tables, which say how, are long where connections are
-        many: they are read in a thread, once for all streams that have ended since the last time.
+        """Report ranks whose streams have ended as lost. The kernel's tables, which show the cause, are long with many
+        connections: they are read in a thread, once for all streams that have ended since the last time.
         """
         while self._vanished:
             vanished, self._vanished = self._vanished, {}
@@ -159,13 +160,14 @@ class JobsService:
 
 def from_wire(request: v2_pb2.JoinRequest, client: str) -> JoinRequest:
     values = fields(request)
-    # The host's name goes into messages to other people: nothing long or unprintable.
+    # The host's name appears in messages to other users, so it must be short and printable.
     values["host"] = "".join(character for character in request.host[:64] if character.isprintable())
     return JoinRequest(address=values.pop("data_address") or ("", 0), client=client, **values)
 
 
 def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
-    """`agent_ip` receives the event: it decides which of the aggregator's addresses is named if it listens on all."""
+    """Convert an event to a message for `agent_ip`, on which the address of an aggregator that listens on all
+    interfaces depends."""
     if isinstance(event, membership.Started):
         started = vars(event) | {
             "data_address": address(reachable_address(event.data_address, agent_ip)),
@@ -188,7 +190,7 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
 
 
 def reachable_address(listening: Address, peer_ip: str) -> Address:
-    """`listening`, with 0.0.0.0 replaced by the address of the interface that leads to `peer_ip`. Sends no packet."""
+    """`listening`, with 0.0.0.0 replaced by the address of the interface on the route to `peer_ip`. Sends no packet."""
     ip, port = listening
     if ip != "0.0.0.0":
         return listening

@@ -1,12 +1,15 @@
-"""v1 sessions: what p4app-switchML's controller keeps for UDP hosts, one job in the data plane each.
+"""v1 sessions: p4app-switchML's controller state for UDP hosts, with one job in the data plane each.
 
 Like jobs.py a state machine without gRPC or a clock. A host calls UdpSession once; rank 0's call starts the session,
 the others' calls add their addresses. v1 has neither a call to leave nor a heartbeat, so a session ends when
+
 - rank 0 opens another with its session id,
-- a host opens another session from an address that this one uses, since v1 distinguishes workers only by their
-  IPv4 address,
+- a host opens another session from an address that this one uses, since v1 distinguishes workers only by
+their IPv4 address,
 - neither a call nor a packet came for the idle timeout, or no packet at all for a minute,
-- a v2 job starts from an address that this one names but has had no packet from: a call alone takes nobody's address.
+- a v2 job starts from an address that this one names but has had no packet from: a call alone reserves no
+address.
+
 Anybody who can reach the control port can thus end a v1 session; v2 jobs are not affected.
 """
 
@@ -25,15 +28,15 @@ from switchml.protocol.packet import SIZE_CODES, V1_MAX_WORKERS, V1_SLOTS
 
 IDLE_TIMEOUT_S = 3600.0
 UNUSED_TIMEOUT_S = 60.0
-"""How long a session lives without a first packet."""
+"""Seconds after which a session without a first packet ends."""
 SWITCH_MAC = 0x001122334455
-"""The default MAC address of p4app-switchML's switch; hosts put it into their frames."""
+"""The default MAC address of p4app-switchML's switch, which hosts put into their frames."""
 
 
 @dataclass
 class V1Session:
-    """One session. `addresses[rank]` and `macs[rank]` are None and 0 until that rank has called. `client`: whose rank 0
-    began it."""
+    """One session. `addresses[rank]` and `macs[rank]` are None and 0 until that rank has called. `client`: that of rank
+    0, which created it."""
 
     session_id: int
     job_id: int
@@ -89,7 +92,7 @@ class V1Sessions:
         now: float,
         client: str = "",
     ) -> V1Session:
-        """UdpSession as one rank calls it. Raises Refused."""
+        """Handle a rank's call of UdpSession. Raises Refused."""
         address = self._check(rank, workers, size_code, ipv4)
         nobody: list[Address | None] = [None] * workers
         call = V1Session(session_id, 0, workers, SIZE_CODES[size_code], now, now, nobody, [0] * workers, client)
@@ -112,8 +115,8 @@ class V1Sessions:
         return session
 
     def expire(self, now: float) -> None:
-        """End the sessions that have been idle for too long. Call it now and then: activity is what has changed
-        since.
+        """End the sessions that have been idle for too long. Call it periodically: a session counts as active if its
+        counters have changed since the last call.
         """
         for session in list(self.live.values()):
             received = sum(rank["received_packets"] for rank in self.dataplane.counters(session.job_id).ranks)
@@ -125,7 +128,7 @@ class V1Sessions:
                 self._end(session, f"idle for {limit_s:g} s")
 
     def make_way(self, addresses: Collection[Address]) -> None:
-        """A v2 job starts from these addresses: end the sessions that only claim one of them."""
+        """End the sessions that only claim one of these addresses, from which a v2 job starts."""
         ips = {ip for ip, _ in addresses}
         for session in list(self.live.values()):
             ranks = self.dataplane.counters(session.job_id).ranks
@@ -135,7 +138,7 @@ class V1Sessions:
                     break
 
     def fail(self, job_id: int, reason: str) -> None:
-        """The data plane lost a session's state. v1 has no message that could notify its hosts."""
+        """End a session whose state the data plane has lost. v1 has no message that could notify its hosts."""
         for session in [session for session in self.live.values() if session.job_id == job_id]:
             self._end(session, reason)
 
@@ -159,7 +162,8 @@ class V1Sessions:
         return ip, 0
 
     def _begin(self, session: V1Session, address: tuple[str, int], mac: int) -> V1Session:
-        """Rank 0's call wipes the session's state, as the switch did, and takes its address from any other session."""
+        """Begin a session: rank 0's call resets the session's state, as on the original switch, and ends any other
+        session with its address."""
         if session.session_id in self.live:
             self._end(self.live[session.session_id], "rank 0 opened it again")
         self._quotas.check_jobs(session.client, sum(other.client == session.client for other in self.live.values()))
@@ -189,7 +193,7 @@ class V1Sessions:
         return session
 
     def _add(self, call: V1Session, rank: int, address: tuple[str, int], mac: int) -> V1Session:
-        """Another rank's call, as the session that it would open."""
+        """Add another rank, whose `call` has the form of the session that it would open."""
         session_id = call.session_id
         session = self.live.get(session_id)
         if session is None:

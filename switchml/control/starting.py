@@ -1,4 +1,4 @@
-"""What a rank learns of its job when that starts."""
+"""The notice that a rank gets when its job starts."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from switchml.protocol.pool_state import parts_of
 def started(
     dataplane: Dataplane, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...], **others: Any
 ) -> Started:
-    """For the rank that has made `request`. `others`: further fields."""
+    """Notice for the rank that has made `request`. `others`: further fields."""
     event = Started(
         job_id=spec.job_id,
         job_tag=spec.job_tag,

@@ -1,4 +1,5 @@
-"""What observers see of the aggregator: counters sampled once a second, rates from them, and the reply to `Status`.
+"""The aggregator's state for observers: counters sampled once per second, rates computed from them, and the reply to
+`Status`.
 
 `Monitor` reads the registries and the data plane, changes neither, and writes stalls and rates to the journal
 (events.py).
@@ -19,25 +20,25 @@ from switchml.counters import COUNTERS, MALFORMED
 
 NO_COUNTERS = JobCounters((), 0)
 PACKET_RATES = ("received_packets", "sent_packets", "retransmissions", "stale")
-"""What the event `rates` has, besides the job's progress, of jobs without a secret."""
+"""Packet rates in the event `rates`, in addition to the job's progress, for jobs without a secret."""
 
 
 @dataclass
 class Sample:
-    """A job's counters at `at`, and what they gained a second since the sample before."""
+    """A job's counters at time `at`, and their increase per second since the previous sample."""
 
     at: float
     counters: JobCounters
     rates: list[dict[str, float]] = field(default_factory=list)
 
     def gained(self, name: str) -> float:
-        """`name` a second, over all ranks."""
+        """Rate of `name` per second, over all ranks."""
         return sum(rank.get(name, 0.0) for rank in self.rates)
 
 
 class Monitor:
-    """Watches the jobs of one aggregator. Times are seconds of one monotonic clock; `started` is when the aggregator
-    began.
+    """Monitors the jobs of one aggregator. Times are seconds of one monotonic clock; `started` is the start time of the
+    aggregator.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Monitor:
         self.events_address = ""
         self.tunnel_addresses: tuple[str, ...] = ()
         self.malformed = 0
-        """Control messages that could not be read."""
+        """Number of control messages that could not be parsed."""
         self._registry = registry
         self._sessions = sessions
         self._dataplane = dataplane
@@ -56,7 +57,7 @@ class Monitor:
         self._stalled: dict[int, tuple[int, ...]] = {}
 
     def sample(self, now: float) -> None:
-        """Take a sample of every job; call it about once a second."""
+        """Take a sample of every job; call it about once per second."""
         fresh: dict[int, Sample] = {}
         for job in self._jobs():
             counters = self._counters(job.job_id)
@@ -72,9 +73,9 @@ class Monitor:
         self._stalled = {job_id: missing for job_id, missing in self._stalled.items() if job_id in fresh}
 
     def reply(self, now: float, shown: Collection[Job]) -> v2_pb2.StatusReply:
-        """The state at this moment, with the rates of the last sample: v1 sessions, and the v2 jobs in `shown`. The
-        others are not in the totals either while they live: whoever watches counters of refused packets finds a job's
-        tag and sequence numbers by bisection.
+        """The current state, with the rates of the last sample: v1 sessions, and the v2 jobs in `shown`. Other live
+        jobs are excluded from the totals, too: otherwise an attacker could find a job's tag and sequence numbers by
+        bisection on the counters of refused packets.
         """
         live = [self._registry_job(job, now) for job in self._registry.live if job in shown]
         sessions = [self._v1_session(session, now) for session in self._sessions.live.values()]
@@ -107,7 +108,7 @@ class Monitor:
         )
 
     def _jobs(self) -> Iterator[Job | V1Session]:
-        """What the data plane holds."""
+        """Jobs and sessions in the data plane."""
         yield from (job for job in self._registry.live if job.job_id)
         yield from self._sessions.live.values()
 
@@ -134,7 +135,7 @@ class Monitor:
             goodput_bps=self._goodput_bps(sample, payload_bytes),
             rounds_per_s=sample.gained("completed"),
             slots_in_use=sample.counters.slots_in_use,
-            # Of a job with a secret nothing that tells how far a forged packet got.
+            # For a job with a secret, nothing that reveals the effect of a forged packet.
             **{f"{name}_per_s": sample.gained(name) for name in (() if _has_secret(job) else PACKET_RATES)},
         )
 
@@ -198,7 +199,7 @@ class Monitor:
         now: float,
         **values: Any,
     ) -> v2_pb2.JobStatus:
-        """What both protocols report of a job: `values` are further fields of the message."""
+        """The status fields common to both protocols; `values` are further fields of the message."""
         sample = sample or Sample(now, NO_COUNTERS)
         for status in ranks:
             status.counters.update(counters.ranks[status.rank] if counters.ranks else {})

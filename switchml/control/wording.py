@@ -1,4 +1,4 @@
-"""Events, rates and times in words: one line each, for the log and for `switchml status`."""
+"""Events, rates and times as text: one line each, for the log and for `switchml status`."""
 
 import json
 import time
@@ -37,12 +37,12 @@ def describe(event: Mapping[str, Any]) -> str:
 
 
 def describe_at(event: Mapping[str, Any]) -> str:
-    """The same with the local time of day in front."""
+    """`describe` with the local time of day in front."""
     return f"{time.strftime('%H:%M:%S', time.localtime(event.get('time', 0)))} {describe(event)}"
 
 
 def si(value: float, unit: str) -> str:
-    """`1.25 Gbit/s`; three digits."""
+    """Text with an SI prefix and three digits: `1.25 Gbit/s`."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"
@@ -50,7 +50,7 @@ def si(value: float, unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`3.2 s`, `5 min 10 s`, `2 h 3 min`."""
+    """Text of a duration: `3.2 s`, `5 min 10 s`, `2 h 3 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

@@ -1,11 +1,12 @@
-"""The tags of authenticated packets (docs/protocol.md, section 10): who signed a packet, for whom, and in which round.
+"""The tags of authenticated packets (docs/protocol.md, section 10), which prove the sender, the receiver and the round.
 
-A tag is SipHash-2-4 (Aumasson, Bernstein: SipHash: a fast short-input PRF, 2012) over who sends and receives, the upper
-half of the round's 64-bit number, and the packet. Its key is drawn for one job, and the round is part of what is
-signed, so a packet that is sent again later, or in another job, is refused. Packets through shared memory have none.
+A tag is SipHash-2-4 (Aumasson, Bernstein: SipHash: a fast short-input PRF, 2012) over the direction and the rank, the
+upper half of the round's 64-bit number, and the packet. Its key is generated per job, and the round is part of the
+signed data, so a packet that is replayed later, or in another job, is refused. Packets through shared memory have no
+tags.
 
-One SipHash is a chain of operations that each wait for the one before, and leaves most of a processor idle. So the
-packets of a batch are hashed side by side (`Batch`), eight at a time.
+One SipHash is a chain of dependent operations, and leaves most of a processor idle. So the packets of a batch are
+hashed in parallel (`Batch`), eight at a time.
 """
 
 from __future__ import annotations
@@ -20,42 +21,43 @@ from switchml.runtime.memory import bswap16, bswap32, record, u64_at
 
 TAG_BYTES = 8
 TO_AGGREGATOR, TO_RANKS = 0, 1
-"""Directions."""
+"""Directions of packets."""
 EVERYBODY = 0xFFFF
-"""In place of a rank: what the aggregator sends to all of them."""
+"""Placeholder for a rank: packets of the aggregator to all of them."""
 
 _INITIAL = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
-"""SipHash's own: "somepseudorandomlygeneratedbytes"."""
+"""SipHash's constants: "somepseudorandomlygeneratedbytes"."""
 
 
 def key_words(key: bytes) -> np.ndarray:
-    """A key as the kernels take it: uint64[2], or uint64[0] for no key."""
+    """Convert a key for the kernels: uint64[2], or uint64[0] for no key."""
     return np.frombuffer(key, "<u8").astype(np.uint64)
 
 
 def packet_rows(rows: int, packet_bytes: int, room: int) -> np.ndarray:
-    """uint8[rows, packet_bytes + room], zeros. A packet that ends its row has `room` bytes behind it, where the next
-    row begins: with its tag it reaches up to the next packet, so they travel as one piece."""
+    """uint8[rows, packet_bytes + room], zeros. A packet that ends at the end of its row is followed by `room` bytes of
+    the next row: with its tag it extends to the next packet, so that they are sent as one piece."""
     width = packet_bytes + room
     return np.zeros(rows * width + room, np.uint8)[: rows * width].reshape(rows, width)
 
 
 _FEWEST = 3
-"""Fewer packets than this are hashed sooner one after the other than side by side, on four lanes (AVX2)."""
+"""With fewer packets than this, hashing one after the other is faster than in parallel, on four lanes (AVX2)."""
 MESSAGE = record("u8 key0 key1 before address", "i8 length place", "u8 auth_tag")
-"""A packet of a batch: both words of its key; what is hashed before it (`before`); its address, and its length without
-the tag; its place in a list of packets; its tag."""
+"""A packet of a batch: both words of its key; the data hashed before it (`before`); its address, and its length without
+the tag; its index in a list of packets; its tag."""
 
 
 class Batch(NamedTuple):
-    """Packets whose tags are computed together: MESSAGE[most]. `lanes` uint64[5, LANES]: for siphash, and from it."""
+    """Packets whose tags are computed together: MESSAGE[most]. `lanes` uint64[5, LANES]: inputs and outputs of
+    siphash."""
 
     messages: np.ndarray
     lanes: np.ndarray
 
 
 def new_batch(most: int) -> Batch:
-    """For up to `most` packets."""
+    """A batch of up to `most` packets."""
     return Batch(np.zeros(most, MESSAGE), np.zeros((5, LANES), np.uint64))
 
 
@@ -72,7 +74,7 @@ def _mix(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
 
 @kernel(forceinline=True)
 def _absorb(v0: Any, v1: Any, v2: Any, v3: Any, word: Any) -> Any:
-    """Eight bytes of the message."""
+    """Absorb eight bytes of the message."""
     v0, v1, v2, v3 = _mix(v0, v1, v2, v3 ^ word)
     v0, v1, v2, v3 = _mix(v0, v1, v2, v3)
     return v0 ^ word, v1, v2, v3
@@ -81,7 +83,7 @@ def _absorb(v0: Any, v1: Any, v2: Any, v3: Any, word: Any) -> Any:
 @kernel
 def siphash(key0: Any, key1: Any, before: Any, address: Any, length: int) -> Any:
     """SipHash-2-4 of eight bytes (the uint64 `before`, little-endian) and the `length` bytes at an address. Of eight
-    messages of one length, if all else is Lanes (switchml/runtime/lanes.py)."""
+    messages of one length, if all other arguments are Lanes (switchml/runtime/lanes.py)."""
     v0, v1 = key0 ^ each(np.uint64(_INITIAL[0]), key0), key1 ^ each(np.uint64(_INITIAL[1]), key1)
     v2, v3 = key0 ^ each(np.uint64(_INITIAL[2]), key0), key1 ^ each(np.uint64(_INITIAL[3]), key1)
     v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, before)
@@ -100,7 +102,7 @@ def siphash(key0: Any, key1: Any, before: Any, address: Any, length: int) -> Any
 
 @kernel
 def _hash(batch: Batch, n: int) -> None:
-    """The tags of the first `n` packets; neighbours of one length together."""
+    """Compute the tags of the first `n` packets; consecutive ones of the same length together."""
     messages, lanes = batch.messages, batch.lanes
     at = np.uint64(lanes.ctypes.data)
     first = 0
@@ -112,7 +114,7 @@ def _hash(batch: Batch, n: int) -> None:
             last = first + 1
             message.auth_tag = siphash(message.key0, message.key1, message.before, message.address, message.length)
         else:
-            for lane in range(LANES):  # where there are fewer, the last one several times
+            for lane in range(LANES):  # the last one is repeated if there are fewer
                 one = messages[min(first + lane, last - 1)]
                 lanes[0, lane], lanes[1, lane], lanes[2, lane] = one.key0, one.key1, one.before
                 lanes[3, lane] = one.address
@@ -138,8 +140,8 @@ def add(
     address: Address,
     length: int,
 ) -> int:
-    """Make a packet of the round with the 64-bit number `number` the batch's `n`-th; n + 1. `length` is that without
-    the tag. `place`: where `check` notes its outcome."""
+    """Add a packet of the round with the 64-bit number `number` as the batch's `n`-th; returns n + 1. `length`: without
+    the tag. `place`: index of the packet's length for `check`."""
     epoch = np.uint64(bswap32(np.uint32((number >> 32) & 0xFFFFFFFF)))
     ends = np.uint64(direction) | np.uint64(bswap16(np.uint16(rank))) << np.uint64(16)
     message = batch.messages[n]
@@ -150,7 +152,7 @@ def add(
 
 @kernel
 def sign(batch: Batch, n: int) -> None:
-    """Put the tags of the batch's first `n` packets behind them."""
+    """Append the tags to the batch's first `n` packets."""
     _hash(batch, n)
     for i in range(n):
         message = batch.messages[i]
@@ -159,8 +161,8 @@ def sign(batch: Batch, n: int) -> None:
 
 @kernel
 def check(batch: Batch, n: int, lengths: np.ndarray) -> None:
-    """Look for the right tags behind the batch's first `n` packets. A packet's length in `lengths` becomes that without
-    its tag, or, if the tag is wrong, the complement of what it was, which is below 0."""
+    """Verify the tags of the batch's first `n` packets. A packet's length in `lengths` is replaced by that without its
+    tag, or, if the tag is wrong, by the complement of its previous value, which is negative."""
     _hash(batch, n)
     for i in range(n):
         message = batch.messages[i]

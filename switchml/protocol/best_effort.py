@@ -1,8 +1,8 @@
-"""Slots that jobs take as they come, and the aggregator behind them (docs/protocol.md, section 14).
+"""Slots shared by all jobs in order of arrival, and the aggregator behind them (docs/protocol.md, section 14).
 
-Kernels without a socket or a clock: `take` is the switch's rule, whose slots all jobs share; `receive_partial` that of
-the aggregator behind, which has slots for every round of every job and takes the switch's sums and what the switch
-passes on. Comments with B cite the numbered steps of section 14.
+Kernels without a socket or a clock: `take` is the rule of the switch, whose slots all jobs share; `receive_partial`
+that of the aggregator behind, which has slots for every round of every job and receives the switch's sums and the
+packets that it forwards. Comments with B cite the numbered steps of section 14.
 """
 
 from typing import Any, NamedTuple
@@ -22,29 +22,30 @@ _HEADER = wire_format.HEADER_BYTES
 _BITMAP = wire_format.BITMAP_BYTES
 _FLAGS = wire_format.FLAG_MIXED | wire_format.FLAG_OVERFLOW
 TRAILER_BYTES = _BITMAP + 2
-"""What follows each packet between switch and aggregator: the ranks that it is from, or for; flags; 0."""
+"""Size of the trailer of each packet between switch and aggregator: the ranks that it is from, or for; flags; 0."""
 PARTIAL_BYTES = wire_format.MAX_SPARSE_BYTES + TRAILER_BYTES
 NOTES_A_SLOT = 16
 HOLD_NS = 2_000_000
-"""How long a round may keep a slot that another one wants."""
+"""Time in ns after which a round loses its slot to another round."""
 STALE_NS = 10_000_000_000
-"""How old a sum may be. Sequence numbers come back after 2^32 rounds, which take longer."""
+"""Maximum age of a sum in ns. Sequence numbers repeat after 2^32 rounds, which take longer."""
 _HASH, _NOTE_HASH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-"""Odd multipliers (Knuth's, and xxHash's second prime): the top half of the product chooses."""
+"""Odd multipliers (Knuth's, and xxHash's second prime) of hashes; the top half of the product is the hash."""
 
 COUNTS = ("summed", "ended", "taken", "noted", "resent", "other", "evicted", "expired")
-"""Packets added up in a slot, and rounds that all ranks met in there. Packets passed on: their slot was another
-round's; one of their round had been passed on before; they were retransmissions; they are nothing that slots sum.
-Sums sent on because a rank asked, or because another round wanted the slot and HOLD_NS was over."""
+"""Counters. Packets summed in a slot, and rounds that all ranks completed in a slot. Packets forwarded because: the
+slot was taken by another round; a packet of their round had been forwarded before; they were retransmissions; slots do
+not sum this kind of packet. Sums forwarded because a rank retransmitted, or because another round wanted the slot and
+HOLD_NS had passed."""
 SUMMED, ENDED, TAKEN, NOTED, RESENT, OTHER, EVICTED, EXPIRED = range(len(COUNTS))
 
 _SHARED_SLOT = record("u8 key", "i8 since_ns", "i4 count payload", "i2 need ahead used flags wire")
-"""`key`: tag << 32 | seq of the round, 0 if the slot is free. `since_ns`: when it was taken."""
+"""A shared slot. `key`: tag << 32 | seq of the round, 0 if the slot is free. `since_ns`: time at which it was taken."""
 
 
 class Shared(NamedTuple):
     """The switch's state: slots [N], uint64[N, 4] of the ranks in each sum, uint8[N, 1024] of lanes, uint64[16 N] with
-    keys of rounds of which a packet was passed on, int64[len(COUNTS)]."""
+    keys of rounds of which a packet was forwarded, int64[len(COUNTS)]."""
 
     slots: np.ndarray
     seen: np.ndarray
@@ -54,7 +55,7 @@ class Shared(NamedTuple):
 
 
 def new_shared(slots: int) -> Shared:
-    """So many free slots; raises ConfigError unless it is a power of two, as any other number of slots."""
+    """Create `slots` free slots; raises ConfigError unless the number is a power of two."""
     if slots < 1 or slots & (slots - 1):
         raise ConfigError(f"{slots} shared slots: expected a power of two")
     return Shared(
@@ -68,13 +69,13 @@ def new_shared(slots: int) -> Shared:
 
 @kernel(inline=True)
 def _choose(key: np.uint64, multiplier: np.uint64, count: int) -> int:
-    """Which of `count` entries, a power of two, a key has."""
+    """Index of a key among `count` entries, a power of two."""
     return int64((key * multiplier) >> np.uint64(32)) & (count - 1)
 
 
 @kernel
 def _send_sum(shared: Shared, index: int, partial: np.ndarray) -> int:
-    """Write the sum in a slot as a partial sum, and free the slot; its length."""
+    """Write the sum in a slot as a partial sum, and free the slot; returns its length."""
     slot, key = shared.slots[index], int64(shared.slots[index].key)
     payload = int64(slot.payload)
     partial[0] = (wire_format.CONTRIBUTION + slot.wire) << 4 | full_size_code(payload)
@@ -92,7 +93,7 @@ def _send_sum(shared: Shared, index: int, partial: np.ndarray) -> int:
 
 @kernel
 def put_trailer(at: Address, ranks: np.ndarray, flags: int) -> None:
-    """Write what follows a packet between switch and aggregator. `ranks` uint64[4]: bit r of them is rank r."""
+    """Write the trailer of a packet between switch and aggregator. `ranks` uint64[4]: bit r stands for rank r."""
     copy_bytes(at, ranks.ctypes.data, _BITMAP)
     last = u8_at(np.uint64(at) + np.uint64(_BITMAP), 2)
     last[0], last[1] = flags, 0
@@ -102,8 +103,8 @@ def put_trailer(at: Address, ranks: np.ndarray, flags: int) -> None:
 def take(
     shared: Shared, job: Any, rank: int, address: Address, length: int, now_ns: int, partial: np.ndarray
 ) -> tuple[int, bool]:
-    """The switch and one contribution of `rank` with the tag of `job` (JOB): (length of the partial sum that it is to
-    send, now in `partial`, or 0; whether it is to pass the packet on after that). `partial` uint8[PARTIAL_BYTES]."""
+    """Process one contribution of `rank` with the tag of `job` (JOB) at the switch. Returns (length of the partial sum
+    to send, now in `partial`, or 0; whether to forward the packet after that). `partial` uint8[PARTIAL_BYTES]."""
     data = u8_at(address, length)
     count, wire = shared.counts, int64(data[0] >> 4) - wire_format.CONTRIBUTION
     size = full_size_code(job.payload)
@@ -118,7 +119,7 @@ def take(
     slot, word, bit = shared.slots[index], rank >> 6, np.uint64(1) << np.uint64(rank & 63)
     if slot.key != 0 and now_ns - slot.since_ns > STALE_NS:
         slot.key = 0
-    # B2. A rank asks: what there is of its round goes on, and the rest of the round will.
+    # B2. A retransmission: the round's sum so far is forwarded, and later packets of the round will be.
     if data[0] & wire_format.R_FLAG:
         count[RESENT] += 1
         shared.notes[note] = key
@@ -126,11 +127,12 @@ def take(
             return 0, True
         count[EVICTED] += 1
         return _send_sum(shared, index, partial), True
-    # B3. One of its round was passed on, so all ranks can't meet here.
+    # B3. A packet of this round was forwarded, so the round can't be completed here.
     if shared.notes[note] == key:
         count[NOTED] += 1
         return 0, True
-    # B4. A slot that another round has for too long is freed; its sum goes on, as will the rest of that round.
+    # B4. A slot held for too long by another round is freed; its sum is forwarded, as later packets of that round will
+    # be.
     sent = 0
     if slot.key != key and slot.key != 0 and now_ns - slot.since_ns > HOLD_NS:
         count[EXPIRED] += 1
@@ -148,12 +150,12 @@ def take(
         store(sums, values, job.payload)
         count[SUMMED] += 1
         return sent, False
-    # B6. The slot is another round's: pass the packet on.
+    # B6. The slot is taken by another round: forward the packet.
     if slot.key != key:
         count[TAKEN] += 1
         shared.notes[note] = key
         return 0, True
-    # B7. The round's slot: a second copy changes nothing, and lanes of another type are the aggregator's matter.
+    # B7. The round's slot: duplicates are ignored, and lanes of another type are left to the aggregator.
     if shared.seen[index, word] & bit:
         return 0, False
     if slot.wire != wire:
@@ -168,7 +170,7 @@ def take(
         slot.flags |= wire_format.FLAG_MIXED
     if add(wire, sums, values, job.payload):
         slot.flags |= wire_format.FLAG_OVERFLOW
-    # B8. All ranks are in it.
+    # B8. All ranks have contributed.
     if slot.count < job.workers:
         return 0, False
     count[ENDED] += 1
@@ -177,7 +179,7 @@ def take(
 
 @kernel
 def release(shared: Shared, job_tag: int, seq: int) -> None:
-    """Free the slot of a round, if it has one: its result has come."""
+    """Free the slot of a round, if it has one, after its result has arrived."""
     key = np.uint64(job_tag) << np.uint64(32) | np.uint64(seq)
     index = _choose(key, _HASH, len(shared.slots))
     if shared.slots[index].key == key:
@@ -194,18 +196,18 @@ def release_job(shared: Shared, job_tag: int) -> None:
 
 @kernel
 def receive_partial(pool: State, reply: np.ndarray, address: Address, length: int) -> tuple[int, int]:
-    """The aggregator behind, and one packet of `length` bytes, the trailer included, that the switch sent or passed on:
-    (action, row) as of `receive_v2`, and `reply` as there; UNICAST and WAITING go to the packet's one rank."""
+    """Process, at the aggregator behind, one packet of `length` bytes, including the trailer, that the switch sent or
+    forwarded: (action, row) and `reply` as in `receive_v2`; UNICAST and WAITING are sent to the packet's only rank."""
     size, job = length - TRAILER_BYTES, pool.job[0]
     trailer = np.uint64(address) + np.uint64(size)
     ranks, flags = u64_at(trailer, 4), int64(u8_at(trailer + np.uint64(_BITMAP), 1)[0]) & _FLAGS
     first, last = first_rank(trailer), last_rank(trailer)
     if first < 0 or last >= job.workers:
         return DROP, 0
-    # B9. What the switch passed on, a rank's own packet, has section 3's rule.
+    # B9. A forwarded packet comes from a single rank, and follows the rule of section 3.
     if first == last:
         return receive_v2(pool, reply, first, address, size)
-    # B10. A sum with a rank that is in the round already can't be added.
+    # B10. A sum that includes a rank already in the round can't be added.
     seq = be32(u8_at(address, _HEADER), 2)
     row = seq & (2 * job.slots - 1)
     slot = pool.slots[row]
@@ -214,7 +216,7 @@ def receive_partial(pool: State, reply: np.ndarray, address: Address, length: in
             if pool.seen[row, word] & ranks[word]:
                 pool.counters[first, counters.DUPLICATES] += 1
                 return DROP, row
-    # B11. Else it is a contribution with the bits of several ranks.
+    # B11. Otherwise it is a contribution with the bits of several ranks.
     action, row = receive_v2(pool, reply, first, address, size)
     if action != CONSUME:
         return action, row
@@ -233,7 +235,7 @@ def receive_partial(pool: State, reply: np.ndarray, address: Address, length: in
 
 @kernel
 def first_rank(trailer: Address) -> int:
-    """The lowest rank that a trailer names, -1 if none."""
+    """The lowest rank named by a trailer, -1 if none."""
     ranks = u64_at(trailer, 4)
     for rank in range(8 * _BITMAP):
         if ranks[rank >> 6] >> np.uint64(rank & 63) & np.uint64(1):
@@ -243,7 +245,7 @@ def first_rank(trailer: Address) -> int:
 
 @kernel
 def last_rank(trailer: Address) -> int:
-    """The highest rank that a trailer names, -1 if none."""
+    """The highest rank named by a trailer, -1 if none."""
     ranks = u64_at(trailer, 4)
     for rank in range(8 * _BITMAP - 1, -1, -1):
         if ranks[rank >> 6] >> np.uint64(rank & 63) & np.uint64(1):

@@ -1,5 +1,5 @@
-"""What a worker does with the result of a large packet whose blocks have exponents of their own (docs/protocol.md,
-sections 4 and 7): results.py's rules, block by block.
+"""A worker's processing of the result of a large packet with one exponent per block (docs/protocol.md, sections 4 and
+7): the rules of results.py, applied block by block.
 
 Kernels over a worker's State.
 """
@@ -20,8 +20,8 @@ from switchml.runtime.memory import signed8, u8_at
 
 @kernel
 def next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Address) -> int:
-    """The mode of the round that follows, of all blocks; what they use is in `codes`. Another round of a block that
-    needs none gives the same sums."""
+    """Mode of the next round, of all blocks; the exponents that they use are written to `codes`. Repeating a block that
+    does not need another round gives the same sums."""
     slot, mine, n = w.slots[index], w.codes[index], wire_format.MOST_BLOCKS
     me, task = w.scalars[0], task_at(w, slot.task)
     identity = me.identity
@@ -63,8 +63,8 @@ def next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Addre
 
 @kernel
 def store_blocks(w: State, index: int, address: Address, lanes_at: Address) -> None:
-    """Write the sums of a chunk into the target, and remember the exponents its blocks needed. Lanes at address 0 are
-    for other ranks."""
+    """Write the sums of a chunk to the target, and store the exponents its blocks needed. Lanes at address 0 are for
+    other ranks."""
     slot, n = w.slots[index], wire_format.MOST_BLOCKS
     task, identity = task_at(w, slot.task), w.scalars[0].identity
     _, final, count = elements_of(task, slot.chunk)

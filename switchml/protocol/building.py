@@ -1,4 +1,4 @@
-"""What is in a worker's packet of a dense or addressed round (docs/protocol.md, sections 4, 5, 7 and 11). sparse.py
+"""Contents of a worker's packet of a dense or addressed round (docs/protocol.md, sections 4, 5, 7 and 11). sparse.py
 writes those of sparse streams.
 
 Kernels over a worker's State.
@@ -40,7 +40,7 @@ _WORD = wire_format.WORD_BYTES
 
 @kernel(forceinline=True)
 def build_packet(w: State, index: int) -> None:
-    """Write the packet of a slot's present round: mode, used and need are set."""
+    """Write the packet of a slot's current round: mode, used and need are set."""
     identity, slot = w.scalars[0].identity, w.slots[index]
     task = task_at(w, slot.task)
     source, _, count = elements_of(task, slot.chunk)
@@ -55,7 +55,7 @@ def build_packet(w: State, index: int) -> None:
         widen(task.half, source, w.floats.ctypes.data, count)
         source = np.uint64(w.floats.ctypes.data)
     if slot.addressed and not _has_lanes(task, slot.chunk, identity.rank):
-        pass  # this rank only answers
+        pass  # this rank only responds
     elif task.fmt == RAW:
         _put_bytes(source, count, lanes_at, size)
     elif slot.codes:
@@ -79,7 +79,7 @@ def build_packet(w: State, index: int) -> None:
     following = slot.chunk + w.queues[slot.queue].slots
     if not slot.scanned and following < w.queues[slot.queue].total:
         number = task_of(w, slot.queue, following, slot.task)
-        if task_at(w, number).codes == task.codes:  # else the packet has no room for them
+        if task_at(w, number).codes == task.codes:  # otherwise the packet has no room for them
             slot.next_need = need_of_chunk(w, number, following, index, NEXT)
             slot.scanned = 1
     header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size_code(identity, slot)
@@ -98,7 +98,7 @@ def build_packet(w: State, index: int) -> None:
 
 @kernel
 def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Address, size: int) -> None:
-    """The data of a packet whose blocks have exponents of their own; zeros in a round that is in vain."""
+    """Write the data of a packet with one exponent per block; zeros in a futile round."""
     slot, identity = w.slots[index], w.scalars[0].identity
     task = task_at(w, slot.task)
     item = 4 if task.half else task.item
@@ -122,7 +122,7 @@ def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Add
 
 @kernel
 def _put_codes(w: State, index: int, count: int) -> None:
-    """The codes of a packet's blocks: `ahead`, `need` and `used`."""
+    """Write the codes of a packet's blocks: `ahead`, `need` and `used`."""
     slot, n = w.slots[index], wire_format.MOST_BLOCKS
     task = task_at(w, slot.task)
     codes = u8_at(packet_at(w, index) + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
@@ -135,20 +135,21 @@ def _put_codes(w: State, index: int, count: int) -> None:
 
 @kernel(inline=True)
 def _is_in_vain(slot: Any, task: Any) -> Any:
-    """Whether a guessed round can't count, as this rank has numbers that are not finite or don't fit their lanes."""
+    """Whether a speculative round is futile, because this rank has numbers that are not finite or don't fit their
+    lanes."""
     return slot.need == (digits.CODE_DIGITS if has_digits(task.fmt) else CODE_UNKNOWN)
 
 
 @kernel(inline=True)
 def _has_lanes(task: Any, chunk: int, rank: int) -> Any:
-    """Whether a rank has data for a collective's chunk, to send or to add to what it gets."""
+    """Whether a rank has data for a collective's chunk, to send or to add to the result it gets."""
     owner = owner_of(task, chunk - task.first)
     return sends(task, owner, rank) or task.reach == wire_format.REACH_ROOT
 
 
 @kernel
 def _put_bytes(source: Address, count: int, lanes_at: Address, payload: int) -> None:
-    """`count` bytes into a packet, and zeros behind them."""
+    """Copy `count` bytes into a packet, followed by zeros."""
     words = count // 4
     out, x = u32_at(lanes_at, payload // 4), u32_at(source, words)
     for i in range(words):
@@ -161,7 +162,7 @@ def _put_bytes(source: Address, count: int, lanes_at: Address, payload: int) -> 
 
 @kernel
 def _address(w: State, index: int, has_elements: bool) -> None:
-    """Make the packet of a slot an addressed one: its header is a dense one's so far."""
+    """Convert the packet of a slot to an addressed one: its header is initially a dense one's."""
     identity, slot = w.scalars[0].identity, w.slots[index]
     task = task_at(w, slot.task)
     header = u8_at(packet_at(w, index), wire_format.ADDRESSED_BYTES)

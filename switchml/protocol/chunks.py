@@ -1,4 +1,5 @@
-"""Where the chunks of a task have their elements, and its packets their data (docs/protocol.md, sections 6, 7 and 11).
+"""Positions of the elements of a task's chunks, and of the data in its packets (docs/protocol.md, sections 6, 7 and
+11).
 
 Kernels over a worker's State.
 """
@@ -15,7 +16,7 @@ from switchml.protocol.worker_state import State, task_at
 from switchml.runtime.jit import int64, kernel
 
 _ELEMENT_BYTES = np.array(LANES, np.int64) * np.array(LANE_BYTES, np.int64)
-"""What an element takes in a packet, by format."""
+"""Bytes of an element in a packet, by format."""
 _HEADER = wire_format.HEADER_BYTES
 _WORD = wire_format.WORD_BYTES
 _STEP = wire_format.LARGE_STEP
@@ -32,7 +33,7 @@ def task_of(w: State, queue: int, chunk: int, hint: int) -> int:
 
 @kernel(forceinline=True)
 def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
-    """(source address, target address, count) of a task's chunk; of a group's list, the group's."""
+    """(source address, target address, count) of a task's chunk; for the list of a group, those of the group."""
     if task.addressed:
         return _part_of(task, chunk - task.first)
     start, elements = position_of(task, chunk) * task.per_chunk, task.per_chunk
@@ -45,7 +46,7 @@ def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
 
 @kernel
 def _part_of(task: Any, position: int) -> tuple[Any, Any, Any]:
-    """`elements_of` of a collective's chunk."""
+    """`elements_of` for a chunk of a collective."""
     start, owner = place_of(task, position) * task.per_chunk, owner_of(task, position)
     offset = start * task.item
     source, target = offset + owner * task.source_step, offset + owner * task.target_step
@@ -55,14 +56,15 @@ def _part_of(task: Any, position: int) -> tuple[Any, Any, Any]:
 
 @kernel(inline=True)
 def position_of(task: Any, chunk: int) -> Any:
-    """Number of a chunk among those of its task that have elements of their own."""
+    """Index of a chunk among those of its task that have elements of their own."""
     position = chunk - task.first
     return position - position // (task.group + 1) if task.group else position
 
 
 @kernel(inline=True)
 def is_list(task: Any, chunk: int) -> Any:
-    """Whether a chunk has, in place of elements of its own, what the chunks of a group before it left open."""
+    """Whether a chunk is a list of the elements that earlier chunks of its group left undecided, instead of elements of
+    its own."""
     position = chunk - task.first
     ends_group = position % (task.group + 1) == task.group or position == task.chunks - 1
     return task.group != 0 and ends_group
@@ -70,14 +72,14 @@ def is_list(task: Any, chunk: int) -> Any:
 
 @kernel(inline=True)
 def list_of(task: Any, chunk: int) -> Any:
-    """The chunk that has the list of a chunk's group."""
+    """The chunk with the list of a chunk's group."""
     position = chunk - task.first
     return task.first + min(position - position % (task.group + 1) + task.group, task.chunks - 1)
 
 
 @kernel(inline=True)
 def members_of(task: Any, chunk: int) -> Any:
-    """How many chunks share a list; `chunk` has it."""
+    """Number of chunks that share the list in `chunk`."""
     return (chunk - task.first) % (task.group + 1)
 
 
@@ -89,8 +91,8 @@ def before_data(slot: Any) -> Any:
 
 @kernel(inline=True)
 def packet_at(w: State, index: int) -> np.uint64:
-    """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
-    consecutive slots."""
+    """Address of a slot's packet, which with data ends at the end of its row. Without gaps between rows, packets of
+    consecutive slots form one train."""
     slot, end = w.slots[index], rows_before(w, index) + 1
     before = before_data(slot)
     if slot.words:
@@ -100,21 +102,21 @@ def packet_at(w: State, index: int) -> np.uint64:
 
 @kernel(inline=True)
 def rows_before(w: State, index: int) -> Any:
-    """How many rows come before that of a slot's packet: even and odd rounds have their own."""
+    """Number of rows before that of a slot's packet: even and odd rounds have separate rows."""
     slot = w.slots[index]
     return index + (slot.round & 1) * w.scalars[0].identity.slots
 
 
 @kernel(inline=True)
 def kept_at(w: State, index: int) -> np.uint64:
-    """Address of the lanes that a root keeps: behind its packet, which has none, and behind the packet's tag."""
+    """Address of the lanes that a root stores: after its packet, which has none, and after the packet's tag."""
     return packet_at(w, index) + np.uint64(before_data(w.slots[index]) + w.scalars[0].identity.room)
 
 
 @kernel(inline=True)
 def data_of(identity: Any, task: Any, count: int) -> Any:
-    """Bytes of data in the packets of a chunk of `count` elements, if a rank has some. Large packets are no larger than
-    they need to be; others are always full."""
+    """Data bytes in the packets of a chunk of `count` elements, for ranks that send data. Large packets are no larger
+    than necessary; others are always full."""
     if task.room == identity.payload:
         return task.room
     if task.codes:
@@ -126,7 +128,7 @@ def data_of(identity: Any, task: Any, count: int) -> Any:
 
 @kernel(inline=True)
 def size_code(identity: Any, slot: Any) -> Any:
-    """That of a slot's packet, if it is a dense one."""
+    """Size code of a slot's packet, if it is a dense one."""
     if slot.room > identity.payload:
         return wire_format.BLOCKS if slot.codes else wire_format.LARGE
     return full_size_code(identity.payload)
@@ -134,6 +136,7 @@ def size_code(identity: Any, slot: Any) -> Any:
 
 @kernel(inline=True)
 def block_of(task: Any, block: int, count: int) -> tuple[Any, Any]:
-    """(first element, count) of a block of a chunk of `count` elements; the count is 0 or less behind the last one."""
+    """(first element, count) of a block of a chunk of `count` elements; the count is 0 or negative after the
+    last one."""
     first = block * task.per_block
     return first, min(task.per_block, count - first)

@@ -1,9 +1,9 @@
-"""Collectives other than sums of everything for everybody: which rank sends what of a chunk, and which gets its result
+"""Collectives other than sum all-reduces: the ranks that send data of a chunk, and the ranks that get its result
 (docs/protocol.md, section 11).
 
-A `Collective` says how a worker's task differs from an all-reduce that sums. Its packets are addressed: they name who
-gets the data (`reach`, `root`) and what is done with them (`op`). Each rank answers each round, with data or without,
-so slots, retransmission and everything else of a round are those of an all-reduce.
+A `Collective` describes how a worker's task differs from an all-reduce that sums. Its packets are addressed: they name
+the ranks that get the data (`reach`, `root`) and the operation (`op`). Each rank answers each round, with or without
+data, so slots, retransmission and all other aspects of a round are those of an all-reduce.
 
 Kernels over a worker's task records, as in worker.py.
 """
@@ -15,16 +15,16 @@ from switchml.protocol.packet import OP_SUM, OP_SUM_FLOAT16, REACH_ALL, REACH_OT
 from switchml.runtime.jit import int64, kernel
 
 MOST_RUN = 16
-"""Chunks of one share that follow each other, at most: so many packets of one length travel as a train."""
+"""Maximum number of consecutive chunks of one share: packets of the same length are sent as a train."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """How a task differs from an all-reduce that sums. `reach`, `root` and `op` as in packet.py. `shares`: how many
-    ranks own a part of the tensor (0: all of it is `root`'s); the task's elements are then those of one share, which
-    begins `source_step` bytes behind the one before in what this rank contributes, and `target_step` bytes in the
-    result. `mark`: what packets of raw bytes carry as `used`, so that ranks whose elements differ in size learn it.
-    `seals`: of a seal, the reach of the collective before it, else -1."""
+    """Difference of a task from an all-reduce that sums. `reach`, `root` and `op` as in packet.py. `shares`: number of
+    ranks that own a part of the tensor (0: all of it belongs to `root`); the task's elements are then those of one
+    share, at intervals of `source_step` bytes in this rank's contribution, and of `target_step` bytes in the result.
+    `mark`: value of `used` in packets of raw bytes, so that ranks with different element sizes detect it. `seals`: for
+    a seal, the reach of the collective before it, else -1."""
 
     reach: int
     root: int = 0
@@ -37,12 +37,12 @@ class Collective:
 
     @property
     def moves_bytes(self) -> bool:
-        """Whether it goes to the queue of bytes, where there is one."""
+        """Whether it uses the queue of bytes, if there is one."""
         return REACH_OTHERS in (self.reach, self.seals)
 
     @property
     def kind(self) -> str:
-        """Its name: all_reduce, reduce, reduce_scatter, all_gather, broadcast or barrier."""
+        """Name of the collective: all_reduce, reduce, reduce_scatter, all_gather, broadcast or barrier."""
         if self.reach == REACH_OTHERS:
             return "all_gather" if self.shares else "broadcast"
         if self.reach == REACH_ROOT:
@@ -57,17 +57,18 @@ def all_reduce(op: int, mark: int = 0) -> Collective:
 
 
 def sum_of_all() -> Collective:
-    """Every rank's lanes, added up, to all, in a job whose other sums may be without a rank (section 13)."""
+    """Sum of every rank's lanes, to all, in a job whose other sums may exclude a rank (section 13)."""
     return Collective(REACH_ALL, mark=1)
 
 
 def barrier() -> Collective:
-    """One round without data: its result shows that all ranks are there."""
+    """One round without data: its result shows that all ranks have arrived."""
     return Collective(REACH_ALL)
 
 
 def seal(signature: int, reach: int) -> Collective:
-    """A barrier behind a collective of `reach`, in its queue, whose packets carry 16 bits of what it is."""
+    """A barrier after a collective of `reach`, in its queue, whose packets carry 16 bits of the collective's
+    signature."""
     return Collective(REACH_ALL, root=signature >> 8, mark=signature & 0xFF, seals=reach)
 
 
@@ -82,7 +83,7 @@ def reduce(root: int, op: int, mark: int = 0) -> Collective:
 
 
 def all_gather(ranks: int, share_bytes: int, mark: int) -> Collective:
-    """Each rank's bytes to all others, one behind the other."""
+    """Each rank's bytes to all others, concatenated."""
     return Collective(REACH_OTHERS, shares=ranks, target_step=share_bytes, mark=mark)
 
 
@@ -92,7 +93,7 @@ def reduce_scatter(ranks: int, share_bytes: int, op: int, mark: int = 0) -> Coll
 
 
 def run_of(slots: int, shares: int) -> int:
-    """Chunks of one share that follow each other: a few of every share fit a quarter of the slots."""
+    """Number of consecutive chunks of one share: a few of every share fit a quarter of the slots."""
     return max(1, min(MOST_RUN, slots // (4 * shares)))
 
 
@@ -110,8 +111,8 @@ def owner_of(task: Any, position: int) -> int:
 
 @kernel
 def place_of(task: Any, position: int) -> int:
-    """Its number among the chunks of its owner's share. The shares take turns of `run` chunks, the last turn is what is
-    left."""
+    """Index of the chunk in its owner's share. The shares alternate in runs of `run` chunks; the last run is
+    shorter."""
     if not task.shares:
         return int64(position)
     turn = task.shares * task.run
@@ -123,14 +124,14 @@ def place_of(task: Any, position: int) -> int:
 
 @kernel
 def sends(task: Any, owner: int, rank: int) -> bool:
-    """Whether a rank sends data for a chunk of `owner`: whoever needs no result does. The root of a reduction adds its
-    own to what it gets, but for half precision, which is rounded once."""
+    """Whether a rank sends data for a chunk of `owner`: every rank that does not need the result. The root of a
+    reduction adds its own data to the result, except for half precision, which is rounded only once."""
     return bool(rounds_sums(task) or task.reach == REACH_ALL or (task.reach == REACH_OTHERS) == (owner == rank))
 
 
 @kernel(inline=True)
 def rounds_sums(task: Any) -> Any:
-    """Whether a task's result is half precision that the aggregator adds up and rounds."""
+    """Whether a task's result is half precision that the aggregator sums and rounds."""
     return task.op >= OP_SUM_FLOAT16
 
 

@@ -1,9 +1,9 @@
-"""Dense sums of integers: one lane an element where the sums fit it, else a round for each digit (docs/protocol.md,
+"""Dense sums of integers: one lane per element if the sums fit it, else a round for each digit (docs/protocol.md,
 section 5).
 
-int32 lanes hold the sum of n ranks' values if all are below 2^(31-L) in magnitude. `need` says whether a rank's are;
-where some rank's are not, all ranks send the most significant digit of each element, signed, and in further rounds the
-others: two of 16 bits for int32, three of 23 for int64. Sums of up to 256 digits fit a lane.
+int32 lanes hold the sum of n ranks' values if all are below 2^(31-L) in magnitude. `need` tells whether a rank's are;
+if some rank's are not, all ranks send the most significant digit of each element, signed, and in further rounds the
+others: two digits of 16 bits for int32, three of 23 for int64. Sums of up to 256 digits fit a lane.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, i32_at, i64_at, u32_at
 
 FITS, CODE_DIGITS = CODE_ZERO, CODE_ZERO + 1
-"""What `need` says of integers."""
+"""Values of `need` for integers."""
 _BITS32, _BITS64 = 16, 23
-"""In a digit."""
+"""Bits of a digit."""
 _MASK32, _MASK64 = (1 << _BITS32) - 1, (1 << _BITS64) - 1
 _TOP64 = 1 << (63 - 2 * _BITS64)
-"""Beyond the most significant digit of an int64."""
+"""Limit of the most significant digit of an int64."""
 
 
 @kernel
@@ -40,14 +40,14 @@ def need_of(is_long: bool, address: Address, count: int, guard: int) -> int:
 
 @kernel(inline=True)
 def rounds(is_long: bool, need: int) -> Any:
-    """How many rounds a chunk has."""
+    """Number of rounds of a chunk."""
     return 1 if need == FITS else 3 if is_long else 2
 
 
 @kernel
 def encode(is_long: bool, address: Address, count: int, lanes_at: Address, lanes: int, digit: int, digits: int) -> None:
     """Write digit number `digit` (0: the most significant one) of `digits` of `count` integers at `address` as
-    big-endian lanes; those past them become 0."""
+    big-endian lanes; remaining lanes are set to 0."""
     out = u32_at(lanes_at, lanes)
     if is_long:
         x, shift = i64_at(address, count), int64(_BITS64 * (digits - 1 - digit))
@@ -65,7 +65,7 @@ def encode(is_long: bool, address: Address, count: int, lanes_at: Address, lanes
 
 @kernel
 def keep(lanes_at: Address, count: int, kept: np.ndarray, digit: int) -> None:
-    """Put the sums of a digit that others follow into `kept`, uint32[2 count or more]."""
+    """Store the sums of a digit that is followed by others in `kept`, uint32[2 count or more]."""
     sums = u32_at(lanes_at, count)
     for i in range(count):
         kept[digit * count + i] = bswap32(sums[i])
@@ -75,8 +75,8 @@ def keep(lanes_at: Address, count: int, kept: np.ndarray, digit: int) -> None:
 def take(
     is_long: bool, lanes_at: Address, address: Address, count: int, kept: np.ndarray, digits: int, divisor: int
 ) -> int:
-    """Write the sums of `count` integers to `address`, divided by `divisor` and truncated toward zero: the last of
-    `digits` rounds has its lanes. Returns how many did not fit their type (those are left wrapped)."""
+    """Write the sums of `count` integers to `address`, divided by `divisor` and truncated toward zero; the lanes are
+    those of the last of `digits` rounds. Returns the number that did not fit their type (those are left wrapped)."""
     misfits = np.uint32(0)
     last = u32_at(lanes_at, count)
     if is_long:

@@ -1,10 +1,10 @@
 """Exact sums of floats: digits of any weight, in as many rounds as an element needs (docs/protocol.md, section 5,
 "Exact sums").
 
-A first round carries the binary digits of every element of a chunk down to a `step`, and how many ranks have something
-left below. What that does not decide goes on in rounds of lists: a `SUM` holds the digits of one element's sum so far,
-and this rank's rest. All ranks see the same results, so they decide alike and end with the same bits. first_round.py
-has the first round of ordinary gradients.
+A first round carries the binary digits of every element of a chunk down to a `step`, and the number of ranks with a
+nonzero remainder. Elements that it does not decide are continued in rounds of lists: a `SUM` holds the digits of one
+element's sum so far, and this rank's remainder. All ranks get the same results, so they decide alike and end with the
+same bits. first_round.py has the first round of ordinary gradients.
 """
 
 import math
@@ -19,26 +19,27 @@ from switchml.runtime.memory import bswap32, f32_at, f64_at, record, u32_at
 
 FURTHER32, FURTHER64 = wire_format.CODE_FURTHER, wire_format.CODE_FURTHER64
 SUM = record("i8 high low", "f8 rest", "i4 where step top")
-"""The sum of an element that is not decided: high * 2^32 + low units of 2^step, and the ranks' rests, each below 2^top;
-`rest` is this rank's. `where`: number of the element, from the first one of its list's chunk or group."""
+"""The sum of an undecided element: high * 2^32 + low units of 2^step, and the ranks' remainders, each below 2^top;
+`rest` is this rank's. `where`: index of the element, from the first one of its list's chunk or group."""
 NOWHERE = -1
-"""`where` of what follows a chunk's last entry in the list of its group."""
+"""`where` of the entries after a chunk's last one in the list of its group."""
 
 _PRECISION = np.array(PRECISION, np.int64)
 _WORD = 32
 _LOW = 0xFFFFFFFF
 _MOST_SHIFT = 30
-"""Bits by which the two words are moved at once."""
+"""Maximum bits of one shift of the two words."""
 _SLACK_BITS = 2
-"""What is left of an element may change its sum by a quarter of a unit in the last place: with the rounding of the
-result, three quarters in all (and one after a division)."""
+"""The remainder of an element may change its sum by a quarter of a unit in the last place: with the rounding of the
+result, three quarters in total (and one after a division)."""
 _FAR = 900
-"""Gaps are cut to this: whatever is so far below a nonzero sum does not change it."""
+"""Limit of gaps: anything so far below a nonzero sum does not change it."""
 
 
 @kernel(inline=True)
 def digits(guard: int) -> int:
-    """B: binary digits in a lane; beside the sum's guard bits, L + 1 lowest ones count who has something left."""
+    """B: binary digits in a lane; in addition to the sum's guard bits, the lowest L + 1 bits count the ranks with a
+    remainder."""
     return 30 - 2 * guard
 
 
@@ -50,7 +51,7 @@ def further(fmt: int) -> int:
 
 @kernel
 def bound(fmt: int, code: int) -> int:
-    """The exponent of which `code`, `need` of some ranks, says that all their magnitudes are below it."""
+    """Exponent that bounds all magnitudes of some ranks, if their `need` is `code`."""
     return exponent64(code | 1) if fmt == FLOAT64_EXACT else max(code + wire_format.CODE_BIAS, LOWEST)
 
 
@@ -68,8 +69,8 @@ def _code_of(fmt: int, most: float) -> int:
 
 @kernel
 def encode_first(fmt: int, address: Address, count: int, out: np.ndarray, top: int, guard: int) -> None:
-    """Write the digits from `top` on of `count` elements at `address` as big-endian int32 to `out`, uint32[count]; what
-    is not finite as 0."""
+    """Write the digits from `top` on of `count` elements at `address` as big-endian int32 to `out`, uint32[count];
+    elements that are not finite count as 0."""
     step = top - digits(guard)
     if fmt == FLOAT64_EXACT:
         _encode_lanes(f64_at(address, count), out, step, guard)
@@ -79,7 +80,8 @@ def encode_first(fmt: int, address: Address, count: int, out: np.ndarray, top: i
 
 @kernel
 def _encode_lanes(x: np.ndarray, out: np.ndarray, step: int, guard: int) -> None:
-    """All products by powers of two are exact, unless a magnitude falls far below the step: its digits are 0 then."""
+    """Encode lanes of a first round. All products by powers of two are exact, unless a magnitude is far below the step:
+    its digits are 0 then."""
     half = step >> 1
     down_a, down_b, up_a, up_b = exp2(-half), exp2(half - step), exp2(half), exp2(step - half)
     shift = np.uint32(guard + 1)
@@ -102,8 +104,8 @@ def take_first(
     divisor: int,
     sums: np.ndarray,
 ) -> int:
-    """Write the decided sums of such a round to the elements at `target`, and list the others in `sums`. Returns how
-    many those are. `source` may be `target`."""
+    """Write the decided sums of such a round to the elements at `target`, and list the others in `sums`; returns their
+    number. `source` may be `target`."""
     lanes, step = u32_at(lanes_address, count), top - digits(guard)
     counted = (1 << (guard + 1)) - 1
     decides = exp2(_PRECISION[fmt] + _SLACK_BITS)
@@ -127,14 +129,14 @@ def take_first(
 
 @kernel(forceinline=True)
 def keep(element: Any, where: int, total: int, rest: float, step: int) -> None:
-    """Make `element` (SUM) what a first round leaves: `total` units of 2^step, and a rest below one."""
+    """Set `element` (SUM) to the state after a first round: `total` units of 2^step, and a remainder below one unit."""
     element.high, element.low = total >> _WORD, total & _LOW
     element.rest, element.where, element.step, element.top = rest, where, step, step
 
 
 @kernel(forceinline=True)
 def _put(fmt: int, target: Address, i: int, total: float, divisor: int, step: int) -> None:
-    """Write element `i` at `target`: `total` units of 2^step, divided."""
+    """Write element `i` at `target`: `total` units of 2^step, divided by `divisor`."""
     half = step >> 1
     if divisor != 1:
         total /= divisor
@@ -150,8 +152,8 @@ def _put(fmt: int, target: Address, i: int, total: float, divisor: int, step: in
 
 @kernel
 def encode_digits(fmt: int, sums: np.ndarray, count: int, out: np.ndarray, guard: int) -> int:
-    """Write the next digits of the first `count` entries of `sums` as big-endian int32; the lanes behind them are 0.
-    Returns the code of what this rank has left then."""
+    """Write the next digits of the first `count` entries of `sums` as big-endian int32, followed by lanes of 0. Returns
+    the code of this rank's remainders after that."""
     most, width = 0.0, digits(guard)
     for i in range(count):
         element = sums[i]
@@ -170,8 +172,9 @@ def encode_digits(fmt: int, sums: np.ndarray, count: int, out: np.ndarray, guard
 def take_digits(
     fmt: int, lanes_address: Address, target: Address, sums: np.ndarray, count: int, guard: int, need: int, divisor: int
 ) -> int:
-    """Add a round's result to the first `count` entries of `sums`. Those that are decided now go to the elements at
-    `target`, the others to the front; returns how many these are. `need`: code of all that the ranks have left."""
+    """Add a round's result to the first `count` entries of `sums`. Those that are decided now are written to the
+    elements at `target`, the others moved to the front; returns the number of the latter. `need`: code of all ranks'
+    remainders."""
     lanes, counted = u32_at(lanes_address, count), (1 << (guard + 1)) - 1
     n = 0
     for i in range(count):
@@ -195,7 +198,7 @@ def take_digits(
 
 @kernel(forceinline=True)
 def _move(element: Any, shift: int) -> None:
-    """Multiply by 2^shift. A sum that is not decided has at most 84 bits afterwards, and is 0 before a long way."""
+    """Multiply by 2^shift. An undecided sum has at most 84 bits afterwards, and is 0 before large shifts."""
     if element.high == 0 and element.low == 0:
         return
     while shift > 0:

@@ -1,5 +1,5 @@
-"""What exponents the chunks of a worker need, and which ones their first rounds use (docs/protocol.md, section 4). A
-large packet has one for each of its blocks (section 7).
+"""Exponents needed by the chunks of a worker, and used by their first rounds (docs/protocol.md, section 4). A large
+packet has one for each of its blocks (section 7).
 
 Kernels over a worker's State.
 """
@@ -23,19 +23,19 @@ _WIRES = np.array(WIRES, np.int64)
 
 @kernel(forceinline=True)
 def need_of_chunk(w: State, number: int, chunk: int, index: int, row: int) -> int:
-    """The exponent code that a chunk of task `number` needs; of blocks the greatest, and all in this row of the
-    slot's `codes`."""
+    """The exponent code that a chunk of task `number` needs; for blocks the greatest one, with all of them written to
+    this row of the slot's `codes`."""
     task = task_at(w, number)
     if task.codes:
         return need_of_blocks(w, task, chunk, w.codes[index, row], False)
     if task.columns or task.fmt == RAW or is_list(task, chunk):
-        return int64(CODE_UNKNOWN)  # its words will announce it; bytes need none; what is open is not known yet
+        return int64(CODE_UNKNOWN)  # announced by the chunk's words; not needed for bytes; not known yet for a list
     return need_in(w, task, chunk, False)
 
 
 @kernel
 def need_of_blocks(w: State, task: Any, chunk: int, codes: np.ndarray, finite_only: bool) -> int:
-    """Writes what each block of a task's chunk needs; returns the greatest."""
+    """Write the exponent code that each block of a task's chunk needs; returns the greatest."""
     source, _, count = elements_of(task, chunk)
     most = int64(CODE_ZERO)
     for block in range(wire_format.MOST_BLOCKS):
@@ -49,7 +49,7 @@ def need_of_blocks(w: State, task: Any, chunk: int, codes: np.ndarray, finite_on
 
 @kernel(forceinline=True)
 def need_in(w: State, task: Any, chunk: int, finite_only: bool) -> int:
-    """What the elements of a task's chunk need: an exponent code, or that of integers (digits.py)."""
+    """Exponent code that the elements of a task's chunk need, or `need` of integers (digits.py)."""
     source, _, count = elements_of(task, chunk)
     return _need_of(w, task, source, count, finite_only)
 
@@ -65,8 +65,8 @@ def _need_of(w: State, task: Any, source: Address, count: int, finite_only: bool
 
 @kernel(forceinline=True)
 def guess(me: Any, slot: Any, task: Any) -> int:
-    """The exponent code of a SPECULATE round: from the tensor before, but no less than this rank needs. Where sums may
-    be without a rank, it must be known to that rank, too: from the tensor before alone."""
+    """The exponent code of a SPECULATE round: from the previous tensor, but no less than this rank needs. If sums may
+    exclude a rank, it must be known to that rank, too, so it is derived from the previous tensor only."""
     least = slot.need if slot.need != CODE_UNKNOWN and not task.memory else CODE_ZERO
     position = position_of(task, slot.chunk)
     if position < task.history_length:
@@ -77,7 +77,7 @@ def guess(me: Any, slot: Any, task: Any) -> int:
 
 @kernel
 def guess_blocks(w: State, index: int, task: Any) -> None:
-    """The same for each block of a slot's packet."""
+    """Guess the exponent code of each block of a slot's packet."""
     first = position_of(task, w.slots[index].chunk) * (task.per_chunk // task.per_block)
     history = u8_at(task.history, task.history_length)
     for block in range(wire_format.MOST_BLOCKS):
@@ -90,7 +90,8 @@ def guess_blocks(w: State, index: int, task: Any) -> None:
 
 @kernel
 def use_agreed(w: State, index: int, task: Any) -> bool:
-    """Have each block of a slot's packet use what `ahead` agreed on; False if one needs more."""
+    """Set each block of a slot's packet to the exponent that `ahead` agreed on; returns False if one needs a larger
+    one."""
     for block in range(wire_format.MOST_BLOCKS):
         if w.codes[index, NEED, block] > w.codes[index, AGREED, block]:
             return False
@@ -100,6 +101,6 @@ def use_agreed(w: State, index: int, task: Any) -> bool:
 
 @kernel(inline=True)
 def top_of(fmt: int, need: int) -> Any:
-    """`top` of a slot whose ranks agree on what they need: how many digits integers have, or where those of exact sums
-    begin."""
+    """`top` of a slot whose ranks agree on `need`: the number of digits of integers, or the exponent from which digits
+    of exact sums begin."""
     return digits.rounds(fmt == INT64, need) if has_digits(fmt) else exact.bound(fmt, need)

@@ -1,7 +1,8 @@
-"""The first round of exact sums of float32 among up to 8 ranks, made for gradients (docs/protocol.md, section 5, "Exact
-sums"): lanes of full width, and beside them, many to a lane, the counts of ranks that have something left.
+"""The first round of exact sums of float32 among up to 8 ranks, designed for gradients (docs/protocol.md, section 5,
+"Exact sums"): full-width lanes, and separate lanes in which the counts of ranks with a remainder are packed.
 
-Few elements are not decided by such a round. A chunk's go to the list of its group of chunks, which one packet carries.
+Few elements are not decided by such a round. Those of a chunk are appended to the list of its group of chunks, which
+one packet carries.
 """
 
 from typing import Any
@@ -14,13 +15,13 @@ from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, u32_at
 
 _MOST_GUARD = 3
-"""With more than 8 ranks too many elements would be left."""
+"""With more than 8 ranks too many elements would be undecided."""
 _GROUPS = (16, 16, 16, 4)
-"""Chunks of a group, by guard bits: so many have about half a packet of elements left together, if they are normally
-distributed."""
+"""Number of chunks in a group, by guard bits: together they have about half a packet of undecided elements, if they are
+normally distributed."""
 _PRECISION = 24
 _LEAST_SHIFT, _MOST_SHIFT = -96, 120
-"""Scales that float32 has, with an inverse."""
+"""Range of scales that float32 can represent, with their inverse."""
 
 
 @kernel(inline=True)
@@ -31,18 +32,18 @@ def is_wide(fmt: int, guard: int) -> bool:
 
 @kernel(inline=True)
 def _fields(guard: int) -> int:
-    """Counts, of 0 to n ranks, in a lane: its sign stays free."""
+    """Number of counts, of 0 to n ranks each, in a lane; the sign bit is not used."""
     return 31 // (guard + 1)
 
 
 @kernel(inline=True)
 def elements(lanes: int, guard: int) -> int:
-    """How many elements a chunk has; the other lanes count."""
+    """Number of elements of a chunk; the other lanes hold counts."""
     return lanes - (lanes + _fields(guard)) // (_fields(guard) + 1)
 
 
 def group_size(slots: int, guard: int) -> int:
-    """G: chunks whose left elements share a list."""
+    """G: number of chunks whose undecided elements share a list."""
     return min(_GROUPS[guard], slots)
 
 
@@ -50,8 +51,8 @@ def group_size(slots: int, guard: int) -> int:
 def encode(
     address: Address, count: int, lanes_address: Address, lanes: int, top: int, guard: int, marks: np.ndarray
 ) -> None:
-    """Write `count` elements below 2^top at `address`, rounded to 31 - L binary digits, and the counts' fields. What is
-    not finite is 0. `marks`: uint32[lanes], overwritten."""
+    """Write `count` elements below 2^top at `address`, rounded to 31 - L binary digits, and the fields of the counts.
+    Elements that are not finite count as 0. `marks`: uint32[lanes], overwritten."""
     shift, room = 31 - guard - top, elements(lanes, guard)
     x, out = f32_at(address, count), u32_at(lanes_address, lanes)
     marks[count:] = 0
@@ -73,7 +74,7 @@ def encode(
 
 @kernel
 def _round(x: np.ndarray, out: np.ndarray, marks: np.ndarray, scale: Any, inverse: Any) -> None:
-    """Multiples of the scale's step to `out`, and to `marks` whether that is not all of an element."""
+    """Write multiples of the scale's step to `out`, and to `marks` whether an element has a remainder."""
     for i in range(len(x)):
         value = x[i] if np.isfinite(x[i]) else np.float32(0.0)
         whole = np.rint(value * scale)
@@ -94,8 +95,8 @@ def take(
     sums: np.ndarray,
     marks: np.ndarray,
 ) -> int:
-    """Write the sums of a round to the elements at `target`, and list in `sums` those that it does not decide. Returns
-    how many these are. `source` may be `target`. `marks`: uint32[lanes], overwritten."""
+    """Write the sums of a round to the elements at `target`, and list in `sums` those that it does not decide; returns
+    their number. `source` may be `target`. `marks`: uint32[lanes], overwritten."""
     out, room, step = u32_at(lanes_address, lanes), elements(lanes, guard), top - (31 - guard)
     counts, mask = out[room:], np.uint32((1 << (guard + 1)) - 1)
     for field in range(_fields(guard)):
@@ -113,9 +114,9 @@ def take(
 
 @kernel
 def _judge(totals: np.ndarray, marks: np.ndarray) -> int:
-    """Make of each count in `marks` whether it leaves its sum open; returns how many do. Each rank that has a rest,
-    rounded as it was, may change the sum by half a step: all together by at most a quarter of its unit in the last
-    place, or the sum is open. (Casts keep the loop in vectors of 32 bits.)"""
+    """Replace each count in `marks` by whether it leaves its sum undecided; returns the number of undecided ones. Each
+    rank with a remainder, which is rounded, may change the sum by half a step: all together by at most a quarter of its
+    unit in the last place, or the sum is undecided. (Casts keep the loop vectorized with 32 bits.)"""
     opened = np.uint32(0)
     for i in range(len(totals)):
         total, below = np.int32(bswap32(totals[i])), np.int32(np.int32(marks[i]) - np.int32(1))
@@ -129,7 +130,7 @@ def _judge(totals: np.ndarray, marks: np.ndarray) -> int:
 
 @kernel
 def _list(x: np.ndarray, marks: np.ndarray, totals: np.ndarray, step: int, sums: np.ndarray) -> None:
-    """Entries of the elements that `marks` leaves open."""
+    """Write entries for the undecided elements in `marks`."""
     down, up = exp2(-step), exp2(step)
     n = 0
     for i in range(len(totals)):

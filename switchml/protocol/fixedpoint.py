@@ -1,15 +1,16 @@
-"""Numbers on the wire: tensors to integer lanes with block exponents, and sums of lanes back to tensors.
+"""Numbers on the wire: conversion of tensors to integer lanes with block exponents, and of sums of lanes back to
+tensors.
 
-The rules are docs/protocol.md, sections 4 and 5. A block is one chunk. Scales are powers of two, so scaling rounds
-nothing, and a block's result depends on its values and its exponent alone: every rank gets the same bits, whatever the
-network did. Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with
-SwitchML's cpu_exponent_quantizer (scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and
-defines zeros, subnormals, infinities and NaN.
+The rules are docs/protocol.md, sections 4 and 5. A block is one chunk. Scales are powers of two, so scaling does not
+round, and a block's result depends on its values and its exponent only: every rank gets the same bits, whatever the
+network did. Lanes are big-endian on the wire; encoding and decoding swap bytes. Compared with SwitchML's
+cpu_exponent_quantizer (scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and defines
+zeros, subnormals, infinities and NaN.
 
-A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), all of 32 bits; INT32 and INT64 (one
-lane a round, digits.py), in sparse streams INT32_LIMBS (2) and INT64_LIMBS (4); FLOAT32_INT16 and FLOAT32_INT8 (one
-narrow lane, see narrow.py); those that end in _EXACT (one lane a round, and as many rounds as needed: their lanes are
-exact.py's). RAW are bytes that packets carry as they are (collectives.py).
+A format is the mapping of a tensor's elements to lanes: FLOAT32 (1 lane), FLOAT64 (3), all of 32 bits; INT32 and INT64
+(one lane per round, digits.py), in sparse streams INT32_LIMBS (2) and INT64_LIMBS (4); FLOAT32_INT16 and FLOAT32_INT8
+(one narrow lane, see narrow.py); those that end in _EXACT (one lane per round, and as many rounds as needed, see
+exact.py). RAW bytes are sent unconverted (collectives.py).
 """
 
 import math
@@ -42,9 +43,9 @@ FORMATS = {
     "int64/limbs": INT64_LIMBS,
 }
 FORMATS |= {f"{half}{wire}": FORMATS[f"float32{wire}"] for half in KINDS for wire in ("", "/int16", "/int8")}
-"""Half precision is widened to float32 on its way to lanes, and sums are rounded back (halves.py)."""
+"""Half precision is widened to float32 for encoding, and sums are rounded back (halves.py)."""
 LANES = (1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4)
-"""Lanes an element takes, by format."""
+"""Number of lanes per element, by format."""
 ITEM_BYTES = (4, 8, 4, 8, 4, 4, 4, 8, 4, 4, 1, 4, 8)
 LANE_BYTES = (4, 4, 4, 4, 2, 1, 4, 4, 4, 4, 1, 4, 4)
 PRECISION = (24, 53, 0, 0, 24, 24, 24, 53, 11, 8, 0, 0, 0)
@@ -64,21 +65,22 @@ WIRES = (
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
 )
-"""What kind of lanes a format has on the wire."""
+"""Type of a format's lanes on the wire."""
 
 LOWEST, HIGHEST = -126, 128
-"""Range of float32 block exponents: subnormals share the lowest, values from 2^127 on need the highest."""
+"""Range of float32 block exponents: subnormals use the lowest, values from 2^127 on need the highest."""
 GRID = 4
-"""Canonical exponents of int32 lanes are this far apart."""
+"""Spacing of canonical exponents of int32 lanes."""
 _EXACT_LOWEST = -116
-"""Least exponent of a first round of exact sums. Its grid (-116, -112, …, 128) is not float32's, but for 128."""
+"""Least exponent of a first round of exact sums. Its grid (-116, -112, …, 128) differs from float32's, except for 128.
+"""
 _FLOAT64_LOWEST, _FLOAT64_GRID = -1074, 17
 _FLOAT64_FIRST = -127
 """Codes of float64 are odd, -127, -125, …, 121, one for each 17 binades; those of float32 are even."""
 
 POSITIVE_INFINITY, NEGATIVE_INFINITY, NOT_A_NUMBER = 1, 1 << 10, 1 << 20
-"""What an element that is not finite adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one
-lane."""
+"""Value that a non-finite element adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one lane.
+"""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -86,18 +88,18 @@ _ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
 
 
 def guard_bits(workers: int) -> int:
-    """L: bits to leave free so that the sum of `workers` lanes fits int32."""
+    """L: number of free bits so that the sum of `workers` lanes fits int32."""
     return (workers - 1).bit_length()
 
 
 def headroom(workers: int) -> tuple[int, int, int]:
-    """What `encode` and `decode` must know of the world size, by wire: guard bits, and the steps of int16 and int8 (0:
-    too many ranks)."""
+    """Parameters of `encode` and `decode` that depend on the world size, by wire: guard bits, and the steps of int16
+    and int8 (0: too many ranks)."""
     return guard_bits(workers), steps(16, workers), steps(8, workers)
 
 
 def spreads(workers: int) -> tuple[int, int, int]:
-    """M, by wire: by how much the code of a guessed round may exceed the canonical one."""
+    """M, by wire: amount by which the code of a speculative round may exceed the canonical one."""
     return 0, spread(steps(16, workers)), spread(steps(8, workers))
 
 
@@ -108,7 +110,7 @@ def is_narrow(fmt: int) -> bool:
 
 @kernel(inline=True)
 def has_digits(fmt: int) -> bool:
-    """Whether a format is of digits.py."""
+    """Whether a format is handled by digits.py."""
     return fmt in (INT32, INT64)
 
 
@@ -131,11 +133,11 @@ def _is_float64(fmt: int) -> bool:
 def canonical(code: int, fmt: int) -> int:
     """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
 
-    No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator
-    flags.
+    No two formats have one in common, so that ranks whose tensors differ in dtype always differ in `used`, which the
+    aggregator flags.
     """
     if is_narrow(fmt):
-        return code  # too few bits for a grid; the packet's type tells these formats from the others
+        return code  # too few bits for a grid; the packet's type distinguishes these formats from the others
     if is_integer(fmt):
         return wire_format.CODE_INTEGER if _ITEM_BYTES[fmt] == 4 else wire_format.CODE_INTEGER64
     if _is_float64(fmt):
@@ -187,7 +189,7 @@ def code64(exponent: int) -> int:
 
 @kernel
 def exponent64(code: int) -> int:
-    """Q of a canonical float64 code."""
+    """Q: exponent of a canonical float64 code."""
     return (code - _FLOAT64_FIRST) // 2 * _FLOAT64_GRID + _FLOAT64_LOWEST
 
 
@@ -220,10 +222,10 @@ def need_of(fmt: int, address: Address, count: int, finite_only: bool) -> int:
 
 @kernel
 def _encode32(address: Address, count: int, lanes: np.ndarray, exponent: int, guard: int) -> None:
-    """Finite float32 to lanes at 2^(31 - guard - exponent).
+    """Convert finite float32 to lanes at 2^(31 - guard - exponent).
 
-    The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would round up to one more than n of
-    them may have.
+    The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would be rounded up to one more than
+    n lanes may have.
     """
     shift = 31 - guard - exponent
     x = f32_at(address, count)
@@ -240,7 +242,7 @@ def _encode32(address: Address, count: int, lanes: np.ndarray, exponent: int, gu
 
 @kernel
 def _encode32_finite(address: Address, count: int, lanes: np.ndarray, exponent: int, guard: int) -> None:
-    """The same with 0 where a value is not finite (the rare repeat after a CLASSIFY round)."""
+    """Like `_encode32`, with 0 for non-finite values (the rare repetition after a CLASSIFY round)."""
     x = f32_at(address, count)
     scale = exp2(31 - guard - exponent)
     limit = np.float64(np.float32(exp2(31 - guard)) - np.float32(1.0))
@@ -253,7 +255,7 @@ def _encode32_finite(address: Address, count: int, lanes: np.ndarray, exponent: 
 
 @kernel
 def _encode64(address: Address, count: int, lanes: np.ndarray, code: int, guard: int) -> None:
-    """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
+    """Convert float64 to three limbs of 31 - guard bits each, most significant first; 0 for non-finite values."""
     x = f64_at(address, count)
     bits = 31 - guard
     shift = bits - exponent64(code)
@@ -270,7 +272,7 @@ def _encode64(address: Address, count: int, lanes: np.ndarray, code: int, guard:
 
 @kernel
 def _encode_int(address: Address, count: int, lanes: np.ndarray, limbs: int) -> None:
-    """int32 or int64 to 16-bit limbs, most significant (signed) first."""
+    """Convert int32 or int64 to 16-bit limbs, most significant (signed) first."""
     if limbs == 2:
         x = i32_at(address, count)
         for i in range(count):
@@ -291,10 +293,10 @@ def _encode_int(address: Address, count: int, lanes: np.ndarray, limbs: int) -> 
 def encode(
     fmt: int, address: Address, count: int, lanes_address: Address, lanes: int, used: int, room: int, finite_only: bool
 ) -> None:
-    """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
+    """Write `count` elements at `address` as big-endian lanes; remaining lanes are set to 0.
 
-    `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be
-    finite and need no more than `used`. `room`: the format's `headroom`.
+    `used` is a canonical exponent code, `lanes` the number of lanes of the chunk. Without `finite_only` the elements
+    must be finite and need no more than `used`. `room`: the format's `headroom`.
     """
     if fmt == FLOAT32_INT16:
         encode_int16(address, count, lanes_address, lanes, room * exp2(-(used + wire_format.CODE_BIAS)), finite_only)
@@ -318,7 +320,7 @@ def encode(
 
 @kernel
 def classify(fmt: int, address: Address, count: int, lanes_address: Address, lanes: int) -> None:
-    """Lanes of a CLASSIFY round: the first lane of each element that is not finite names its kind."""
+    """Write the lanes of a CLASSIFY round: the first lane of each non-finite element names its kind."""
     if is_narrow(fmt):
         width = _LANE_BYTES[fmt]
         narrow = u8_at(lanes_address, lanes * width)
@@ -352,7 +354,7 @@ def multiply(fmt: int, address: Address, count: int, factor: float) -> None:
 
 @kernel
 def clear_non_finite(fmt: int, address: Address, count: int) -> None:
-    """Make 0 of each infinity and NaN among `count` floats at `address`."""
+    """Replace each infinity and NaN among `count` floats at `address` by 0."""
     if _is_float64(fmt):
         y = f64_at(address, count)
         for i in range(count):
@@ -365,10 +367,10 @@ def clear_non_finite(fmt: int, address: Address, count: int) -> None:
 
 @kernel(forceinline=True)
 def decode(fmt: int, lanes_address: Address, address: Address, count: int, used: int, room: int, divisor: int) -> int:
-    """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward
-    zero).
+    """Convert sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate
+    toward zero).
 
-    Returns how many integer sums did not fit their type (those elements are left wrapped).
+    Returns the number of integer sums that did not fit their type (those elements are left wrapped).
     """
     if fmt == FLOAT32_INT16:
         decode_int16(lanes_address, address, count, exp2(used + wire_format.CODE_BIAS) / room, divisor)
@@ -451,9 +453,9 @@ def keep_classes(fmt: int, lanes_address: Address, count: int, classes: np.ndarr
 
 @kernel
 def apply_classes(fmt: int, classes: np.ndarray, address: Address, count: int) -> None:
-    """Put NaN and infinities over the decoded elements at `address`, by the `classes` of `keep_classes`.
+    """Overwrite decoded elements at `address` with NaN and infinities, according to the `classes` of `keep_classes`.
 
-    Narrow lanes cannot distinguish infinities from NaN: what is not finite on any rank becomes NaN.
+    Narrow lanes cannot distinguish infinities from NaN: an element that is not finite on any rank becomes NaN.
     """
     for i in range(count):
         counts = int64(classes[i])

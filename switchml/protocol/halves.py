@@ -1,8 +1,8 @@
-"""float16 and bfloat16 at addresses: widened to float32, which is exact, narrowed to the nearest, ties to even, and
-added up.
+"""float16 and bfloat16 at addresses: widening to float32, which is exact, narrowing to the nearest, ties to even, and
+summation.
 
-NumPy has no bfloat16 and converts float16 one by one; these loops are branchless, so LLVM makes vectors of them. A NaN
-stays one, with its sign, and comes out quiet.
+NumPy has no bfloat16 and converts float16 one by one; these loops are branchless, so LLVM vectorizes them. A NaN stays
+a NaN, with its sign, and becomes quiet.
 """
 
 from typing import Any
@@ -31,21 +31,21 @@ OPS = {
     ("float16", "mean"): OP_MEAN_FLOAT16,
     ("bfloat16", "mean"): OP_MEAN_BFLOAT16,
 }
-"""What an aggregator does with elements of half precision that travel as they are, by type and operation."""
+"""The aggregator's op for unconverted half precision, by dtype and operation."""
 
 _SIGN, _MAGNITUDE = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
 _INFINITY, _INFINITY16 = np.uint32(0x7F800000), np.uint32(0x7C00 << 13)
 _REBIAS = np.float32(2.0**112)
-"""float32's exponents have a bias that is 112 above float16's; a product with it is exact for subnormals, too."""
+"""The bias of float32's exponents is 112 above float16's; a product with this is exact for subnormals, too."""
 _LEAST_NORMAL16, _BEYOND16 = np.uint32(0x38800000), np.uint32(0x47800000)
-"""Of float32, the bits of float16's least normal number, 2^-14, and of 2^16, which is beyond its largest."""
+"""float32 bits of float16's least normal number, 2^-14, and of 2^16, which is beyond its largest."""
 _HALF = np.float32(0.5)
-"""Units in the last place here are those of float16's subnormals, so adding it rounds to these."""
+"""Adding it rounds to the units of float16's subnormals, which are its units in the last place."""
 
 
 @kernel(inline=True)
 def _wide16(half: Any) -> Any:
-    """A float16's bits (uint32) as float32's."""
+    """Convert a float16's bits (uint32) to float32's."""
     if CONVERTS_HALVES:
         return bits_of_float32(float32_of_half(np.uint16(half)))
     shifted = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
@@ -94,7 +94,7 @@ def _narrow_bf16(x: np.ndarray, out: np.ndarray) -> None:
 
 @kernel
 def widen(kind: int, source: Address, target: Address, count: int) -> None:
-    """`count` elements of `kind` to float32."""
+    """Convert `count` elements of `kind` to float32."""
     if kind == FLOAT16:
         _widen16(u16_at(source, count), u32_at(target, count))
     else:
@@ -103,7 +103,7 @@ def widen(kind: int, source: Address, target: Address, count: int) -> None:
 
 @kernel
 def narrow(kind: int, source: Address, target: Address, count: int) -> None:
-    """`count` float32 to elements of `kind`; beyond its largest they become infinity."""
+    """Convert `count` float32 to elements of `kind`; values beyond its largest become infinity."""
     if kind == FLOAT16:
         _narrow16(u32_at(source, count), u16_at(target, count))
     else:
@@ -112,7 +112,7 @@ def narrow(kind: int, source: Address, target: Address, count: int) -> None:
 
 @kernel
 def largest(kind: int, address: Address, count: int, finite_only: bool) -> int:
-    """Bits of float32: the largest magnitude of `count` elements of `kind`, of the finite ones with `finite_only`."""
+    """float32 bits of the largest magnitude of `count` elements of `kind`, or of the finite ones with `finite_only`."""
     halves = u16_at(address, count)
     end = np.uint16(0x7C00 if kind == FLOAT16 else 0x7F80) if finite_only else np.uint16(0x8000)
     top = np.uint16(0)
@@ -152,9 +152,9 @@ def add(
     floats: Address,
     target: Address,
 ) -> None:
-    """`ranks` packets of `size` bytes added up in float32 in the order of ranks, divided by their number if `op` is a
-    mean, and rounded, to `target`. They lie `apart` bytes from each other, from `parts` on, but that of rank `last`
-    lies at `values`. `floats`: room for twice the bytes."""
+    """Sum `ranks` packets of `size` bytes in float32 in rank order, divide by their number if `op` is a mean, and write
+    the rounded result to `target`. The packets are at intervals of `apart` bytes, from `parts` on, except that of rank
+    `last`, at `values`. `floats`: buffer of twice the bytes."""
     count = size // 2
     kind = FLOAT16 if op in (OP_SUM_FLOAT16, OP_MEAN_FLOAT16) else BFLOAT16
     total = f32_at(floats, count)

@@ -1,9 +1,9 @@
-"""How a job goes on at another aggregator (docs/protocol.md, section 12): what each rank reports, what the aggregator
-makes of it, and how a worker takes up its rounds there.
+"""Continuation of a job at another aggregator (docs/protocol.md, section 12): the report of each rank, the aggregator's
+decision, and the resumption of a worker's rounds.
 
 A round has its result only if every rank contributed, so no rank is more than one round of a slot ahead of another. A
-worker keeps each round's packet until the next round of the slot has its result. So whoever is ahead sends the packet
-of its last round once more, and those that lack the result get it: from the same packets, so with the same bits.
+worker keeps each round's packet until the next round of the slot has its result. So a rank that is ahead sends the
+packet of its last round again, and ranks that lack the result get it: from the same packets, so with the same bits.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import u8_at
 
 _MODULUS = 256
-"""Rounds are reported modulo this, as ranks differ by one at most."""
+"""Rounds are reported modulo this, since ranks differ by at most one."""
 
 
 def agree(reports: Sequence[bytes]) -> bytes:
-    """The round of each slot where a job goes on, from what each rank has (`rounds_of`): the least, modulo 256.
+    """The round of each slot from which a job continues: the minimum over the ranks' reports (`rounds_of`), modulo 256.
 
-    Raises ConfigError if the reports can't be of ranks of one job: rounds that differ by more than one, or another
-    number of slots.
+    Raises ConfigError if the reports can't be of ranks of one job: rounds that differ by more than one, or different
+    numbers of slots.
     """
     if len({len(report) for report in reports}) != 1:
         raise ConfigError(f"ranks report {sorted({len(report) for report in reports})} slots: expected the same number")
@@ -39,7 +39,7 @@ def agree(reports: Sequence[bytes]) -> bytes:
 
 
 def rounds_of(state: State) -> bytes:
-    """What a worker reports: of each slot how many rounds have their results, modulo 256."""
+    """A worker's report: for each slot the number of rounds that have their results, modulo 256."""
     slots = state.slots
     done: bytes = (slots["round"] + (slots["redo"] > 0)).astype(np.uint8).tobytes()
     return done
@@ -52,11 +52,11 @@ def has_no_result(state: State) -> bool:
 
 
 def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
-    """Go on at another aggregator, from the rounds that it answered (`agree`). `fresh`: the arrays of a new worker of
-    the job there, with its tag, sequence numbers, window and rows for packets; `now`: in ns. Returns the arrays to use
-    from now on; the packets of all rounds under way are then sent by `send_all`.
+    """Resume at another aggregator, from the rounds that it answered (`agree`). `fresh`: the arrays of a new worker of
+    the job there, with its tag, sequence numbers, window and packet rows; `now`: in ns. Returns the arrays to use from
+    now on; `send_all` then sends the packets of all rounds in flight.
 
-    Raises ConfigError, and changes nothing, if `agreed` does not fit what the worker reports.
+    Raises ConfigError, and changes nothing, if `agreed` does not match the worker's report.
     """
     slots, number = state.slots, len(state.slots)
     repeated = slots["redo"] > 0
@@ -68,20 +68,20 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
     identity = fresh.scalars["identity"]
     if identity["large"] != state.scalars["identity"]["large"]:
         raise ConfigError("the aggregator there takes packets of another size than the rounds under way have")
-    # 1. A repetition that is under way is put back; it may be due once more.
+    # 1. A repetition in progress is undone; it may be due again.
     slots["busy"][repeated] = slots["redo"][repeated] == REDO_THEN_SEND
     _swap_packets(slots, repeated)
     slots["round"], slots["redo"] = done, 0
     slots["start"] = identity["isn"] + np.arange(number) - (done - ahead) * number
     _move_packets(state, moved, np.flatnonzero(slots["busy"]), identity)
-    # 2. Where a rank lacks the result of a slot's last round, that is repeated first.
+    # 2. If a rank lacks the result of a slot's last round, that round is repeated first.
     redo = ahead == 1
     slots["redo"][redo] = np.where(slots["busy"][redo], REDO_THEN_SEND, REDO)
     slots["busy"][redo] = 1
     _swap_packets(slots, redo)
     slots["round"] -= redo
     _move_packets(state, moved, np.flatnonzero(redo), identity)
-    # 3. Timers and window begin anew. A queue's base goes back to the lowest chunk that is repeated.
+    # 3. Timers and window are reset. A queue's base returns to the lowest chunk that is repeated.
     busy = slots["busy"] == 1
     slots["waited"] = slots["retries"] = 0
     slots["resent"] = slots["probed"] = -1
@@ -94,7 +94,7 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
     for number, queue in enumerate(state.queues):
         ours = slots["queue"] == number
         free = (slots["done"] == 1) & (slots["redo"] == 0)
-        chunks = (slots["chunk"] + np.where(free, queue["slots"], 0))[ours]  # the next one of each slot
+        chunks = (slots["chunk"] + np.where(free, queue["slots"], 0))[ours]  # the next chunk of each slot
         queue["base"] = min(int(queue["next"]), int(chunks.min()))
         queue["late"] = np.count_nonzero(free[ours] & (chunks < queue["next"]))
         queue["in_flight"] = np.count_nonzero(busy & ours)
@@ -108,7 +108,7 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
 
 
 def _swap_packets(slots: np.ndarray, which: np.ndarray) -> None:
-    """Exchange the descriptions of a slot's packet and of the one kept."""
+    """Exchange the descriptions of a slot's current packet and of the previous one."""
     for name in ("words", "codes", "length", "room"):
         kept = slots[f"kept_{name}"][which]  # indexed by a mask: a copy
         slots[f"kept_{name}"][which] = slots[name][which]
@@ -116,8 +116,8 @@ def _swap_packets(slots: np.ndarray, which: np.ndarray) -> None:
 
 
 def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.ndarray) -> None:
-    """Copy the packets of the listed slots' rounds to the rows of `moved`, as the aggregator there is to get them.
-    Lanes that a root keeps behind its packet come along."""
+    """Copy the packets of the listed slots' rounds to the rows of `moved`, with the new aggregator's tag and sequence
+    numbers. Includes lanes that a root stores after its packet."""
     count = len(state.slots)
     rooms = int(state.scalars["identity"]["room"][0]), int(identity["room"][0])
     job_tag = int(identity["job_tag"][0]).to_bytes(2, "big")
@@ -140,7 +140,7 @@ def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.
 
 @kernel
 def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
-    """A slot's last round has been repeated: go back to the present one. Appends its packet, if it has one."""
+    """End the repetition of a slot's last round: return to the current one. Appends its packet, if it has one."""
     slot = w.slots[index]
     redo = slot.redo
     slot.redo = 0
@@ -151,7 +151,7 @@ def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     slot.round += 1
     if redo == REDO_THEN_SEND:
         return send(w, index, now, out, n)
-    if not slot.done:  # a group's list, perhaps complete by now
+    if not slot.done:  # a group's list, which may be complete by now
         return start_list(w, slot.queue, slot.chunk, now, out, n)
     advance(w, w.queues[slot.queue], slot)
     return n
@@ -159,7 +159,8 @@ def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
 
 @kernel
 def send_all(w: State, out: np.ndarray) -> int:
-    """List the slots with a round under way, whose packets the new aggregator is to get; returns how many."""
+    """List the slots with a round in flight, whose packets are to be sent to the new aggregator; returns their
+    number."""
     n = int64(0)
     for index in range(len(w.slots)):
         if w.slots[index].busy:

@@ -1,7 +1,7 @@
-"""Arithmetic on what packets carry, at addresses: lanes of big-endian integers, and words of sparse streams and
-addressed packets.
+"""Arithmetic on packet contents at addresses: lanes of big-endian integers, and words of sparse streams and addressed
+packets.
 
-Sums stay big-endian; adding swaps bytes on the fly, which costs less than copying later.
+Sums stay big-endian; swapping bytes during addition costs less than copying later.
 """
 
 from typing import Any
@@ -15,7 +15,8 @@ from switchml.runtime.memory import bswap32, u8_at, u32_at, u64_at
 
 @kernel
 def add_int32(sums: Address, values: Address, lanes: int) -> int:
-    """sums += values over big-endian int32 at two addresses; wraps. Returns 1 if a lane overflowed, else 0."""
+    """sums += values over big-endian int32 at two addresses, with wraparound. Returns 1 if a lane overflowed,
+    else 0."""
     a, b = u32_at(sums, lanes), u32_at(values, lanes)
     overflow = np.uint32(0)
     for i in range(lanes):
@@ -33,14 +34,14 @@ _EIGHT = np.uint64(8)
 
 @kernel(inline=True)
 def _swap16(word: Any) -> Any:
-    """The bytes of four 16-bit lanes swapped."""
+    """Swap the bytes of four 16-bit lanes."""
     return ((word & _BYTE16) << _EIGHT) | ((word >> _EIGHT) & _BYTE16)
 
 
 @kernel
 def add_int16(sums: Address, values: Address, lanes: int) -> int:
-    """The same for big-endian int16; `lanes` is a multiple of 4. Four lanes are added in one word: all bits but the top
-    ones, so that no carry leaves a lane, then the top ones without carry."""
+    """`add_int32` for big-endian int16; `lanes` is a multiple of 4. Four lanes are added in one word: all bits except
+    the top ones, so that no carry leaves a lane, then the top ones without carry."""
     a, b = u64_at(sums, lanes // 4), u64_at(values, lanes // 4)
     overflow = np.uint64(0)
     for i in range(lanes // 4):
@@ -53,7 +54,7 @@ def add_int16(sums: Address, values: Address, lanes: int) -> int:
 
 @kernel
 def add_int8(sums: Address, values: Address, lanes: int) -> int:
-    """The same for int8; `lanes` is a multiple of 8."""
+    """`add_int32` for int8; `lanes` is a multiple of 8."""
     a, b = u64_at(sums, lanes // 8), u64_at(values, lanes // 8)
     overflow = np.uint64(0)
     for i in range(lanes // 8):
@@ -66,13 +67,13 @@ def add_int8(sums: Address, values: Address, lanes: int) -> int:
 
 @kernel(inline=True)
 def full_size_code(payload: int) -> int:
-    """Size code of an ordinary packet that is full: packet.SIZE_CODE_OF for kernels."""
+    """Size code of a full ordinary packet: packet.SIZE_CODE_OF for kernels."""
     return 3 if payload == 1024 else 1
 
 
 @kernel(forceinline=True)
 def store(target: Address, source: Address, payload: int) -> None:
-    """Copy a payload. (In words: a slice assignment of bytes would go one by one.)"""
+    """Copy a payload. (In words: a slice assignment would copy byte by byte.)"""
     a, b = u32_at(target, payload // 4), u32_at(source, payload // 4)
     for i in range(payload // 4):
         a[i] = b[i]
@@ -90,7 +91,7 @@ def add(wire: int, sums: Address, values: Address, payload: int) -> int:
 
 @kernel
 def _combine(op: int, words: Address, others: Address, payload: int) -> None:
-    """words = op(words, others), over `payload` bytes; the maxima are those of big-endian unsigned integers."""
+    """words = op(words, others), over `payload` bytes; maxima are of big-endian unsigned integers."""
     a, b = u32_at(words, payload // 4), u32_at(others, payload // 4)
     if op == wire_format.OP_OR:
         for i in range(payload // 4):
@@ -119,8 +120,8 @@ def combine(op: int, wire: int, lanes: Address, others: Address, payload: int) -
 
 @kernel
 def keep_greatest_codes(codes: Address, others: Address) -> bool:
-    """The greater of each pair of the codes `ahead` and `need` of two large packets, in `codes`. Returns whether `used`
-    is the same."""
+    """Store the maximum of each pair of the codes `ahead` and `need` of two large packets in `codes`. Returns whether
+    their `used` codes are equal."""
     a, b = u8_at(codes, wire_format.CODES_BYTES), u8_at(others, wire_format.CODES_BYTES)
     differ = np.uint8(0)
     for i in range(2 * wire_format.MOST_BLOCKS):
@@ -132,7 +133,7 @@ def keep_greatest_codes(codes: Address, others: Address) -> bool:
 
 @kernel
 def keep_least_words(words: Address, others: Address, columns: int) -> None:
-    """The lower of each pair of big-endian words at two addresses, in `words`."""
+    """Store the minimum of each pair of big-endian words at two addresses in `words`."""
     a, b = u32_at(words, columns), u32_at(others, columns)
     for i in range(columns):
         if bswap32(b[i]) < bswap32(a[i]):

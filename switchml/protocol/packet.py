@@ -1,8 +1,8 @@
-"""The wire: what a SwitchML packet is, as constants, headers, pack and unpack.
+"""The wire format: SwitchML packets as constants, headers, pack and unpack.
 
 Two protocols share the first ten bytes (docs/protocol.md): v1 is p4lang/p4app-switchML's SwitchML-UDP (headers.p4,
-types.p4 and dpdk_backend.h there), v2 is ours. This module knows bytes only: what they do to a slot is `pool.py`'s
-subject.
+types.p4 and dpdk_backend.h there), v2 is this project's. This module handles bytes only: their effect on a slot is
+implemented in `pool.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from switchml.errors import ConfigError, PacketError
 
 UDP_PORT = 0xBEE0
-"""Where an aggregator listens (p4app-switchML: udp dst port 0xBEE0 with mask 0xFFF0)."""
+"""UDP port of aggregators (p4app-switchML: udp dst port 0xBEE0 with mask 0xFFF0)."""
 UDP_PORT_MASK = 0xFFF0
 UDP_PORTS = range(UDP_PORT, UDP_PORT + 16)
 
@@ -32,45 +32,46 @@ SIZE_CODE_OF = {payload: code for code, payload in SIZE_CODES.items()}
 MAX_PACKET_BYTES = HEADER_BYTES + 1024
 
 LARGE = 2
-"""Size code of a large packet of v2: up to MOST_BLOCKS times the job's payload of data, so LARGE_BYTES at most, a
+"""Size code of a large packet of v2: up to MOST_BLOCKS times the job's payload of data, so at most LARGE_BYTES, a
 multiple of LARGE_STEP (docs/protocol.md, section 7)."""
 MOST_BLOCKS = 8
 LARGE_BYTES, LARGE_STEP = MOST_BLOCKS * max(SIZE_CODE_OF), 8
 BLOCKS = 0
-"""Size code of a large packet of floats. Each block of its data, as much as an ordinary packet has, has an exponent of
-its own, and before the data come the codes of all blocks that it may have: `ahead`, `need` and `used`, a byte each."""
+"""Size code of a large packet of floats. Each block of its data, which has the size of an ordinary packet's, has its
+own exponent, and the data are preceded by the codes of all blocks that it may have: `ahead`, `need` and `used`, a byte
+each."""
 CODES_BYTES = 3 * MOST_BLOCKS
 IN_BLOCKS = 0x80
-"""Added to the op of an addressed packet that is such a one; its size code is that of large ones."""
+"""Flag in the op of an addressed packet of this kind; its size code is that of large packets."""
 
 SPARSE = 4
-"""Bit of the size code: a packet of a sparse stream (docs/protocol.md, section 8). Alone: it has no data."""
+"""Bit of the size code: a packet of a sparse stream (docs/protocol.md, section 8). Alone: without data."""
 PADDED = 6
 """Size code of a sparse packet with PADDING_BYTES in place of 1024 bytes of data; where packets may be large none is
 padded, and this is the code of a large addressed one."""
 PADDING_BYTES = 512
 WORD_BYTES = 4
 COLUMNS = (1, 2, 4, 8)
-"""Blocks that a sparse packet may hold, each with a word: what its sender has next."""
+"""Possible numbers of blocks in a sparse packet, each with a word that announces its sender's next entry."""
 MAX_COLUMNS = 8
 NO_ENTRY = 0xFFFFFF
-"""Entry of a word: no more in this column."""
+"""Entry of a word: no further block in this column."""
 NO_WORD = 0xFFFFFFFF
 MAX_SPARSE_BYTES = MAX_PACKET_BYTES + WORD_BYTES * MAX_COLUMNS
 
 ADDRESSED = 0
 """In place of a sparse packet's columns: an addressed packet, with one word (docs/protocol.md, section 11)."""
 REACH_ALL, REACH_ROOT, REACH_OTHERS = range(3)
-"""`reach`: who gets the data of a round's result: all ranks, the root alone, or all but the root."""
+"""`reach`: the ranks that get the data of a round's result: all, the root only, or all but the root."""
 OP_SUM, OP_MAX32, OP_MAX64, OP_OR, OP_XOR = range(5)
-"""`op`: what is done with the ranks' lanes. The maxima are those of unsigned integers."""
+"""`op`: the operation on the ranks' lanes. Maxima are of unsigned integers."""
 OP_SUM_FLOAT16, OP_SUM_BFLOAT16, OP_MEAN_FLOAT16, OP_MEAN_BFLOAT16 = range(5, 9)
-"""The same for half precision as it lies in memory, little-endian: added up in float32 and rounded once."""
+"""`op` for unconverted, little-endian half precision: summed in float32 and rounded once."""
 ADDRESSED_BYTES = HEADER_BYTES + WORD_BYTES
-"""An addressed packet without data; a result is cut to this for a rank that gets none."""
+"""Size of an addressed packet without data; a result is truncated to this for a rank that gets none."""
 
 MAX_BEFORE_DATA = ADDRESSED_BYTES + CODES_BYTES
-"""Bytes before the data of a large packet at most."""
+"""Maximum number of bytes before the data of a large packet."""
 
 V1_TYPE = 1
 V1_SLOT_MASK = 0x3FFF
@@ -82,17 +83,18 @@ CONTRIBUTION = 0x8
 RESULT = 0xC
 WAIT = 0xF
 WIRE_INT32, WIRE_INT16, WIRE_INT8 = 0, 1, 2
-"""Lane width; added to CONTRIBUTION or RESULT it gives the type nibble."""
+"""Lane type; added to CONTRIBUTION or RESULT it gives the type nibble."""
 EXPIRY = 0xB
-"""A rank has waited long enough: the round is to end with those that are in it (docs/protocol.md, section 13)."""
+"""Packet type of a rank whose deadline has passed: the round is to end with the ranks that have contributed
+(docs/protocol.md, section 13)."""
 R_FLAG = 0x08
-"""Byte 0: in a contribution, this is a retransmission; in a result, this answers one."""
+"""Bit of byte 0: a contribution is a retransmission; a result answers one."""
 FLAG_OVERFLOW = 1
 FLAG_MIXED = 2
 FLAG_PARTIAL = 8
-"""The round ended without some ranks; `ahead` says how many are in it."""
+"""The round ended without some ranks; `ahead` is the number of ranks in it."""
 FLAG_LATE = 16
-"""In the answer to a rank that is not."""
+"""Flag in the answer to a rank that is not in the round."""
 V2_MAX_WORKERS = 256
 V2_MAX_SLOTS = 65536
 
@@ -103,9 +105,9 @@ CODE_UNKNOWN = 127
 CODE_INTEGER = 125
 """`used` of int32 tensors; no canonical code of floats is the same."""
 CODE_INTEGER64 = 123
-"""The same for int64."""
+"""`used` of int64 tensors; no canonical code of floats is the same."""
 CODE_FURTHER, CODE_FURTHER64 = -126, -122
-"""`used` of the further rounds of exact sums, of float32 and float64; no canonical code is the same."""
+"""`used` of the further rounds of exact sums, of float32 and float64; different from all canonical codes."""
 CODE_BIAS = 2
 """Exponent code = exponent - CODE_BIAS."""
 
@@ -150,7 +152,7 @@ class V1Packet:
 
     @classmethod
     def unpack(cls, data: bytes) -> V1Packet:
-        """Raises PacketError if `data` is not a v1 packet whose length fits its size code."""
+        """Raises PacketError if `data` is not a v1 packet whose length matches its size code."""
         _check_length(data)
         first, job_number, tsi, index, e0, e1 = _V1_HEADER.unpack_from(data)
         if first >> 4 != V1_TYPE:
@@ -160,8 +162,8 @@ class V1Packet:
 
 @dataclass(frozen=True)
 class V2Packet:
-    """One v2 contribution or result. `used` holds the flags in a result; `values` are int32, int16 or int8 lanes by
-    `wire`."""
+    """One v2 contribution or result. In a result, `used` contains the flags; `values` are int32, int16 or int8 lanes
+    according to `wire`."""
 
     kind: int
     seq: int
@@ -180,7 +182,7 @@ class V2Packet:
 
     @classmethod
     def unpack(cls, data: bytes) -> V2Packet:
-        """Raises PacketError if `data` is not a contribution or result whose length fits its size code."""
+        """Raises PacketError if `data` is not a contribution or result whose length matches its size code."""
         _check_length(data)
         first, ahead, seq, job_tag, need, used = _V2_HEADER.unpack_from(data)
         kind, wire = (first >> 4) & 0xC, (first >> 4) & 0x3
@@ -191,9 +193,9 @@ class V2Packet:
 
 @dataclass(frozen=True)
 class SparsePacket:
-    """A contribution or result of a sparse stream. `words` are 1, 2, 4 or 8 numbers of 32 bits (`sparse_word`); `mark`
-    holds the flags in a result; `values` are lanes by `wire`, None where there is no data. `padded`: 512 bytes in place
-    of the data."""
+    """A contribution or result of a sparse stream. `words` are 1, 2, 4 or 8 numbers of 32 bits (`sparse_word`); in a
+    result, `mark` contains the flags; `values` are lanes according to `wire`, None without data. `padded`: 512 bytes in
+    place of the data."""
 
     kind: int
     seq: int
@@ -218,7 +220,7 @@ class SparsePacket:
 
     @classmethod
     def unpack(cls, data: bytes) -> SparsePacket:
-        """Raises PacketError if `data` is not a sparse contribution or result whose length fits its size and
+        """Raises PacketError if `data` is not a sparse contribution or result whose length matches its size and
         columns."""
         if len(data) < HEADER_BYTES or not data[0] & SPARSE or data[0] >> 4 == WAIT:
             raise PacketError(
@@ -241,9 +243,9 @@ class SparsePacket:
 
 @dataclass(frozen=True)
 class AddressedPacket:
-    """A contribution or result of an addressed round. `used` holds the flags in a result; `values` are lanes by `wire`,
-    None where there is no data. `padded`: 512 bytes in place of the data. `payload_bytes`: of a result that is cut, and
-    so has no values, what the whole one has; else 0."""
+    """A contribution or result of an addressed round. In a result, `used` contains the flags; `values` are lanes
+    according to `wire`, None without data. `padded`: 512 bytes in place of the data. `payload_bytes`: for a truncated
+    result, which has no values, the payload of the whole one; else 0."""
 
     kind: int
     seq: int
@@ -272,7 +274,7 @@ class AddressedPacket:
 
     @classmethod
     def unpack(cls, data: bytes) -> AddressedPacket:
-        """Raises PacketError if `data` is not an addressed contribution or result whose length fits its size."""
+        """Raises PacketError if `data` is not an addressed contribution or result whose length matches its size."""
         if len(data) < ADDRESSED_BYTES or not data[0] & SPARSE or data[0] >> 4 == WAIT or data[1] != ADDRESSED:
             raise PacketError(
                 f"{len(data)} bytes starting with {bytes(data[:2]).hex() or 'nothing'}: not an addressed packet"
@@ -301,7 +303,7 @@ class AddressedPacket:
 
 
 def for_rank(result: bytes, rank: int) -> bytes:
-    """A result as it goes to a rank: an addressed one is cut for those that get no data."""
+    """A result as sent to a rank: an addressed one is truncated for ranks that get no data."""
     is_addressed = result[0] & SPARSE and result[1] == ADDRESSED and result[0] >> 4 != WAIT
     if not is_addressed or reaches(result[HEADER_BYTES], result[HEADER_BYTES + 1], rank):
         return result
@@ -315,7 +317,7 @@ def reaches(reach: int, root: int, rank: int) -> bool:
 
 
 def sparse_word(entry: int, code: int = CODE_UNKNOWN) -> int:
-    """What a rank announces for a column: its next entry that is not zero, and the exponent code that it needs."""
+    """The word that a rank sends for a column: its next nonzero entry, and the exponent code that it needs."""
     return NO_WORD if entry == NO_ENTRY else entry << 8 | (CODE_UNKNOWN - code)
 
 
@@ -346,19 +348,19 @@ class WaitPacket:
 
 
 def check_slots(slots: int) -> None:
-    """Raises ConfigError unless `slots` can be a v2 job's S."""
+    """Raises ConfigError unless `slots` is valid as the S of a v2 job."""
     if not 1 <= slots <= V2_MAX_SLOTS or slots & (slots - 1):
         raise ConfigError(f"{slots} slots: expected a power of two from 1 to {V2_MAX_SLOTS}")
 
 
 def pack_v2_header(kind: int, size: int, r: bool, ahead: int, seq: int, job_tag: int, need: int, used: int) -> bytes:
-    """The ten bytes; `kind` is the whole type nibble."""
+    """Pack the ten-byte header; `kind` is the whole type nibble."""
     first = (kind << 4) | (R_FLAG if r else 0) | size
     return _V2_HEADER.pack(first, ahead, seq & 0xFFFFFFFF, job_tag, need, used)
 
 
 def _check_length(data: bytes) -> None:
-    """Raises PacketError unless the payload is as long as the size code says."""
+    """Raises PacketError unless the payload length matches the size code."""
     if len(data) < HEADER_BYTES:
         raise PacketError(f"{len(data)} bytes: shorter than the {HEADER_BYTES}-byte header")
     code, payload_bytes = data[0] & 7, len(data) - HEADER_BYTES
@@ -367,7 +369,7 @@ def _check_length(data: bytes) -> None:
 
 
 def _values(data: bytes, start: int, wire: int) -> npt.NDArray[Any]:
-    """The lanes from `start` on, in this machine's byte order."""
+    """The lanes from `start` on, in native byte order."""
     values = np.frombuffer(data, WIRE_DTYPES[wire], offset=start)
     native: npt.NDArray[Any] = values.astype(values.dtype.newbyteorder("="))
     return native

@@ -29,12 +29,12 @@ from switchml.runtime.memory import u8_at
 
 _WAIT_SIZE = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
 _VERDICTS = ("accepted", "answered", "duplicates", "stale", "refused_window", "refused_tag", "refused_format")
-"""Counters of which one moves with each packet of v2."""
+"""Counters of which exactly one is incremented by each v2 packet."""
 
 
 class Outcome(NamedTuple):
-    """What came of one packet: an action of ACTIONS, the counter that moved (v2; "" in v1), the reply to send or None.
-    That of a multicast goes to each rank as `packet.for_rank` has it."""
+    """Outcome of one packet: an action of ACTIONS, the counter that was incremented (v2; "" in v1), the reply to send
+    or None. The reply of a multicast is sent to each rank in the form of `packet.for_rank`."""
 
     action: str
     counter: str
@@ -43,9 +43,9 @@ class Outcome(NamedTuple):
 
 class Pool:
     """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in
-    packet.py. `large_bytes`: of data in a large packet, 0 if there are none. `rows`: of shared memory (shm.py), else
-    its own; `with_tags`: with room for tags behind results; `halves`: half precision is added up as it is, if there is
-    memory for that."""
+    packet.py. `large_bytes`: data bytes of a large packet, 0 without large packets. `rows`: rows in shared memory
+    (shm.py), else allocated; `with_tags`: reserve room for tags after results; `halves`: sum unconverted half
+    precision, if the memory suffices."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Pool:
             room = authentication.TAG_BYTES if with_tags else 0
             width = max(wire_format.HEADER_BYTES + payload_bytes, wire_format.MAX_BEFORE_DATA + large_bytes)
             self.rows = authentication.packet_rows(2 * slots, width, room)
-            # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
+            # Sparse packets are longer. Pages that no sparse packet touches are never allocated.
             wide = max(wire_format.MAX_SPARSE_BYTES, wire_format.MAX_BEFORE_DATA + large_bytes)
             self.wide = authentication.packet_rows(2 * slots, wide, room)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
@@ -89,7 +89,7 @@ class Pool:
 
     @property
     def first_result(self) -> int:
-        """Address of row 0's result packet; the others follow a row apart."""
+        """Address of row 0's result packet; the others follow at intervals of one row."""
         return int(result_at(self.rows, 0, int(self.job[0]["payload"])))
 
     def result(self, row: int, length: int) -> bytes:
@@ -98,7 +98,7 @@ class Pool:
         return u8_at(address, size).tobytes()
 
     def gets_result(self, row: int, rank: int) -> bool:
-        """Whether the multicast of the result in a row goes to a rank."""
+        """Whether the multicast of the result in a row includes a rank."""
         return bool(gets_result(self.state, row, rank))
 
     def receive(self, rank: int, data: bytes) -> Outcome:
@@ -133,7 +133,7 @@ class PoolV1:
 
     @property
     def first_result(self) -> int:
-        """Address of row 0's result packet; the others follow a row apart."""
+        """Address of row 0's result packet; the others follow at intervals of one row."""
         return self.rows.ctypes.data
 
     def result(self, row: int, length: int) -> bytes:

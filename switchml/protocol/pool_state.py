@@ -1,9 +1,8 @@
-"""The records of one job's slots at an aggregator (docs/protocol.md, sections 1 and 3): what its kernels read and
-write.
+"""The records of one job's slots at an aggregator (docs/protocol.md, sections 1 and 3), on which the kernels work.
 
-Kernels take a `State` or `StateV1`, one tuple of all arrays. A result packet lives, ready to send, at the end of the
-row where its sums were made. Rows without slack, one version of all slots before the other, put the results of
-consecutive slots next to each other: they travel as one piece.
+Kernels take a `State` or `StateV1`, one tuple of all arrays. A result packet is stored, ready to send, at the end of
+the row in which its sums were computed. Rows have no gaps, and one version of all slots precedes the other, so that the
+results of consecutive slots are adjacent and can be sent as one piece.
 """
 
 from typing import NamedTuple
@@ -16,21 +15,20 @@ from switchml.runtime.memory import record
 
 CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
 ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
-"""What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST
-in the row."""
+"""Actions of the aggregator after a packet; the reply of UNICAST and WAITING is in the caller's reply buffer, that of
+MULTICAST in the row."""
 
 JOB = record("i8 workers slots payload large wire job_tag isn", "4u8 absent")
-"""What the rules need of a job. `payload`, `large`: bytes of data in its packets, and at most in large ones (0: there
-are none). `absent`: bitmap of the ranks that rounds do not wait for (docs/protocol.md, section
-13)."""
+"""Properties of a job. `payload`, `large`: data bytes of its packets, and maximum data bytes of large ones (0: no large
+packets). `absent`: bitmap of the ranks that rounds do not wait for (docs/protocol.md, section 13)."""
 
 SLOT = record("i8 seq", "i4 count data", "i2 need ahead used flags form")
 """One version of one v2 slot; version v of slot i is row v*S + i. `seq`: its round's number, which does not wrap at 32
 bits. `form`: wire + 16 * words (0: dense) + 256 if it is addressed + 512 * op + 8192 if it is large. `data`: bytes of
-lanes in a packet that has some; 0 if no rank has sent any."""
+lanes in a packet with data; 0 if no rank has sent any."""
 
 SLOT_V1 = record("u4 bitmap", "i4 count", "i2 e0 e1")
-"""One set of one v1 slot, numbered as above."""
+"""One set of one v1 slot, numbered like the versions of v2."""
 
 
 class State(NamedTuple):
@@ -38,8 +36,8 @@ class State(NamedTuple):
     seen, uint8[2S, 10 + k or more], uint8[2S, 42 + k or more] for sparse rounds (may be `rows`), int64[n,
     len(COUNTERS)].
 
-    `parts` uint8[2S n + 2, k], or uint8[0, k] where half precision is not added up as it is: what each rank
-    has sent of a row's, and room for one packet's sums in float32."""
+    `parts` uint8[2S n + 2, k], or uint8[0, k] if unconverted half precision is not supported: each rank's contribution
+    to a row, and a buffer for one packet's sums in float32."""
 
     job: np.ndarray
     slots: np.ndarray
@@ -60,17 +58,17 @@ class StateV1(NamedTuple):
 
 
 MOST_PARTS_BYTES = 256 << 20
-"""Of memory for `parts`; it is taken page by page as rounds of half precision need it."""
+"""Maximum memory of `parts`; pages are allocated only as rounds of half precision need them."""
 
 
 def parts_of(workers: int, slots: int, data: int) -> int:
-    """How many rows `State.parts` has, for packets of up to `data` bytes; 0 if that would be too much memory: a job
-    sums half precision in lanes then."""
+    """Number of rows of `State.parts`, for packets of up to `data` bytes; 0 if that would be too much memory: the job
+    then sums half precision in lanes."""
     rows = 2 * slots * workers + 2
     return rows if rows * data <= MOST_PARTS_BYTES else 0
 
 
 @kernel(inline=True)
 def result_at(rows: np.ndarray, row: int, data: int) -> np.uint64:
-    """Address of the result packet in a row: its end, if it has `data` bytes behind its header."""
+    """Address of the result packet at the end of a row, if it has `data` bytes after its header."""
     return rows.ctypes.data + np.uint64((row + 1) * rows.shape[1] - wire_format.HEADER_BYTES - data)

@@ -1,4 +1,4 @@
-"""What an aggregator does with one packet of protocol v1 (docs/protocol.md, section 1)."""
+"""An aggregator's processing of a packet of protocol v1 (docs/protocol.md, section 1)."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ _HEADER = wire_format.HEADER_BYTES
 
 @kernel
 def receive_v1(pool: StateV1, reply: np.ndarray, rank: int, address: Address, length: int) -> tuple[int, int]:
-    """One datagram of `rank` at `address`, under the rule of section 1: (action, row). `reply`: uint8[>=
-    1034] for UNICAST.
+    """Process one datagram of `rank` at `address`, by the rules of section 1: (action, row). `reply`: uint8[>= 1034]
+    for UNICAST.
 
     A packet may have 256 or 1024 bytes of payload whatever the job's is: the size code decides, as in the reference
     switch.
@@ -73,7 +73,8 @@ def receive_v1(pool: StateV1, reply: np.ndarray, rank: int, address: Address, le
 
 @kernel
 def _label_v1(row: np.ndarray, request: np.ndarray, e0: int, e1: int) -> None:
-    """Ten bytes of a v1 reply: job, tsi and size of the packet that triggered it, pool index without bit 14."""
+    """Write the ten-byte header of a v1 reply: job, tsi and size of the packet that triggered it, pool index without
+    bit 14."""
     row[0] = (wire_format.V1_TYPE << 4) | (request[0] & 7)
     for i in range(1, 8):
         row[i] = request[i]

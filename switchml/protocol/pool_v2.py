@@ -1,8 +1,8 @@
-"""What an aggregator does with one packet of protocol v2 (docs/protocol.md, section 3; section 8 for sparse packets,
+"""An aggregator's processing of a packet of protocol v2 (docs/protocol.md, section 3; section 8 for sparse packets,
 section 11 for addressed ones, section 13 for rounds that end without some ranks).
 
-Kernels over a pool's State. They know no socket, no clock and no other job: the software aggregator, the packet-level
-emulator and the tests call the same functions. Comments with A cite the numbered steps of section 3.
+Kernels over a pool's State. They are independent of sockets, clocks and other jobs: the software aggregator, the
+packet-level emulator and the tests call the same functions. Comments with A cite the numbered steps of section 3.
 """
 
 from typing import Any
@@ -23,13 +23,13 @@ _WORD = wire_format.WORD_BYTES
 _FIRST_BLOCK = _HEADER + wire_format.CODES_BYTES
 _WORDS_SHIFT, _WORDS_MASK, _ADDRESSED, _OP_SHIFT, _OP_MASK, _LARGE = 4, 15, 1 << 8, 9, 15, 1 << 13
 _BLOCKS = 1 << 14
-"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, op << _OP_SHIFT, _LARGE, and _BLOCKS if it is that and
-has an exponent for each of its blocks."""
+"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, op << _OP_SHIFT, _LARGE, and _BLOCKS for a large packet
+with one exponent per block."""
 
 
 @kernel
 def reset_slots(pool: State) -> None:
-    """Slots as a job finds them at its start (docs/protocol.md, section 3)."""
+    """Initialize slots at the start of a job (docs/protocol.md, section 3)."""
     job = pool.job[0]
     count = job.slots
     for i in range(count):
@@ -57,14 +57,14 @@ def _write_header(
 
 @kernel(inline=True)
 def _part_at(pool: State, row: int, rank: int) -> np.uint64:
-    """Address of what a rank has sent of a row's round, of half precision; of row 2S: of room for sums."""
+    """Address of a rank's half-precision contribution to a row's round; for row 2S, of the buffer for sums."""
     job = pool.job[0]
     return pool.parts.ctypes.data + np.uint64((row * job.workers + rank) * pool.parts.shape[1])
 
 
 @kernel(inline=True)
 def _fits_large(job: Any, size: int) -> Any:
-    """Whether a large packet may have so many bytes of data."""
+    """Whether `size` is a valid number of data bytes of a large packet."""
     return 0 <= size <= job.large and size & (wire_format.LARGE_STEP - 1) == 0
 
 
@@ -75,21 +75,21 @@ def _op_of(slot: Any) -> Any:
 
 @kernel(inline=True)
 def _before(form: int) -> Any:
-    """Bytes between the header of a packet of this form and its data."""
+    """Bytes between the header and the data of a packet of this form."""
     codes = wire_format.CODES_BYTES if form & _BLOCKS else 0
     return _WORD * ((form >> _WORDS_SHIFT) & _WORDS_MASK) + codes
 
 
 @kernel(inline=True)
 def _room(job: Any, form: int) -> Any:
-    """Bytes of data that a packet of this form has at most: what lies before them has its place in a row by that."""
+    """Maximum data bytes of a packet of this form, which determines the position of the preceding bytes in a row."""
     return job.large if form & _LARGE else job.payload
 
 
 @kernel
 def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
-    """Bytes of lanes in a sparse or addressed packet; -1 if its size, columns and length don't fit each other and the
-    job."""
+    """Bytes of lanes in a sparse or addressed packet; -1 if its size, columns and length are inconsistent with each
+    other or the job."""
     job, size, columns = pool.job[0], data[0] & 7, int64(data[1])
     if columns == wire_format.ADDRESSED:
         if length < _HEADER + _WORD or data[_HEADER] > wire_format.REACH_OTHERS:
@@ -102,7 +102,7 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
         is_large = job.large != 0 and size == wire_format.SPARSE | wire_format.LARGE
         if op != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
             return -1  # narrow lanes can only be summed
-        # Of half precision every rank's part is needed.
+        # Half precision requires every rank's contribution.
         has_all = size == wire_format.SPARSE | full_size_code(job.payload) or (is_large and rest > 0)
         is_half = op >= wire_format.OP_SUM_FLOAT16
         if is_half and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
@@ -124,7 +124,7 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
 
 @kernel(forceinline=True)
 def number_of(pool: State, seq: int) -> int:
-    """The 64-bit number of the round that a packet's 32 bits mean, which is near its row's."""
+    """The 64-bit number of the round whose low 32 bits a packet carries, which is near its row's."""
     row_number = pool.slots[seq & (2 * pool.job[0].slots - 1)].seq
     return int64(row_number + serial_difference(seq, row_number))
 
@@ -140,8 +140,8 @@ def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
 
 @kernel(forceinline=True)
 def receivers_of(pool: State, row: int) -> int:
-    """Who gets the data of the result in a row: 256 * reach + root of an addressed round, else everybody (0); and what
-    the others get beyond a header and a word, << 16."""
+    """Encoded receivers of the data of the result in a row: 256 * reach + root for an addressed round, all ranks (0)
+    otherwise; plus the bytes that other ranks get beyond a header and a word, << 16."""
     form = pool.slots[row].form
     if form & _ADDRESSED == 0:
         return int64(wire_format.REACH_ALL << 8)
@@ -152,7 +152,7 @@ def receivers_of(pool: State, row: int) -> int:
 
 @kernel(forceinline=True)
 def cut(size: int, receivers: int, rank: int) -> int:
-    """How much of a result of `size` bytes goes to a rank: those that get no data get its beginning."""
+    """Bytes of a result of `size` bytes that are sent to a rank: only its beginning if the rank gets no data."""
     reach = (receivers >> 8) & 0xFF
     gets_data = reach == wire_format.REACH_ALL or (reach == wire_format.REACH_ROOT) == (receivers & 0xFF == rank)
     return int64(size) if gets_data else int64(_HEADER + _WORD + (receivers >> 16))
@@ -160,20 +160,20 @@ def cut(size: int, receivers: int, rank: int) -> int:
 
 @kernel
 def size_for(pool: State, row: int, rank: int) -> Any:
-    """Length of the result packet in a row as it goes to a rank."""
+    """Length of the result packet in a row as sent to a rank."""
     _, size = result_of(pool, row)
     return cut(size, receivers_of(pool, row), rank)
 
 
 @kernel
 def _same_call(word: Address, other: Address) -> bool:
-    """Whether reach, root and op of two addressed packets are the same."""
+    """Whether reach, root and op of two addressed packets are equal."""
     return (be32(u8_at(word, _WORD), 0) ^ be32(u8_at(other, _WORD), 0)) >> 8 == 0
 
 
 @kernel
 def _write_empty_wait(pool: State, rank: int, reply: np.ndarray, seq: int) -> None:
-    """A wait packet that names no rank: the round is over, and its result gone (section 13)."""
+    """Write a wait packet that names no rank: the round is over, and its result no longer available (section 13)."""
     pool.counters[rank, counters.WAITS] += 1
     _write_header(reply, wire_format.WAIT, 0, False, 0, seq, pool.job[0].job_tag, 0, 0)
     for i in range(_BITMAP):
@@ -182,7 +182,7 @@ def _write_empty_wait(pool: State, rank: int, reply: np.ndarray, seq: int) -> No
 
 @kernel
 def _write_wait(pool: State, row: int, rank: int, reply: np.ndarray, seq: int) -> None:
-    """The wait packet for the round in a row: the ranks that have not contributed."""
+    """Write the wait packet for the round in a row: the ranks that have not contributed."""
     job, seen = pool.job[0], pool.seen[row]
     _write_empty_wait(pool, rank, reply, seq)
     for r in range(job.workers):
@@ -192,7 +192,7 @@ def _write_wait(pool: State, row: int, rank: int, reply: np.ndarray, seq: int) -
 
 @kernel(inline=True)
 def _is_seen(pool: State, row: int, rank: int) -> Any:
-    """Whether a rank is in the round in a row."""
+    """Whether a rank has contributed to the round in a row."""
     return pool.seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
 
 
@@ -204,13 +204,14 @@ def is_partial(pool: State, row: int) -> Any:
 
 @kernel(inline=True)
 def gets_result(pool: State, row: int, rank: int) -> Any:
-    """Whether the multicast of the result in a row goes to a rank: one that is not in it gets it when it asks."""
+    """Whether the multicast of the result in a row includes a rank: a rank that has not contributed gets it on
+    request."""
     return not is_partial(pool, row) or _is_seen(pool, row, rank)
 
 
 @kernel(inline=True)
 def _missing(pool: State, row: int, word: int) -> Any:
-    """Which of the ranks 64 word … 64 word + 63 are not in the round in a row."""
+    """Bitmap of the ranks 64 word … 64 word + 63 that have not contributed to the round in a row."""
     ranks = min(max(pool.job[0].workers - 64 * word, 0), 64)
     everybody = ~np.uint64(0) >> np.uint64(64 - ranks) if ranks else np.uint64(0)
     return everybody & ~pool.seen[row, word]
@@ -219,7 +220,7 @@ def _missing(pool: State, row: int, word: int) -> Any:
 @kernel
 def _end_without_absent(pool: State, row: int) -> None:
     """End an open round, of `count` ranks, if all others are absent; it is then complete, and PARTIAL. Only dense
-    rounds can do without ranks."""
+    rounds can end without ranks."""
     job, slot = pool.job[0], pool.slots[row]
     if (slot.form >> _WORDS_SHIFT) & _WORDS_MASK:
         return
@@ -232,7 +233,8 @@ def _end_without_absent(pool: State, row: int) -> None:
 
 @kernel
 def _round_sums(pool: State, row: int, rank: int, values: Address, sums: Address) -> None:
-    """Add up half precision for a complete round, to which `values` of `rank` came last; zeros if it is MIXED."""
+    """Sum half precision for a complete round, to which `rank` contributed `values` last; writes zeros if it
+    is MIXED."""
     job, slot = pool.job[0], pool.slots[row]
     if slot.flags & wire_format.FLAG_MIXED:
         nothing = u8_at(sums, slot.data)
@@ -268,7 +270,7 @@ def label(pool: State, rank: int, row: int, seq: int) -> None:
 
 @kernel
 def _answer(pool: State, rank: int, row: int, reply: np.ndarray) -> int:
-    """The kept result, for one rank; LATE if the rank is not in it."""
+    """Copy the stored result for one rank; LATE if the rank has not contributed."""
     pool.counters[rank, counters.ANSWERED] += 1
     result, size = result_of(pool, row)
     copy_bytes(reply.ctypes.data, result, size)
@@ -280,7 +282,7 @@ def _answer(pool: State, rank: int, row: int, reply: np.ndarray) -> int:
 
 @kernel
 def _expire(pool: State, reply: np.ndarray, rank: int, seq: int) -> tuple[int, int]:
-    """An expiry (docs/protocol.md, section 13): the round ends without those that are missing."""
+    """Process an expiry (docs/protocol.md, section 13): the round ends without the missing ranks."""
     job, mine = pool.job[0], pool.counters[rank]
     row = seq & (2 * job.slots - 1)
     slot = pool.slots[row]
@@ -311,7 +313,7 @@ def _expire(pool: State, reply: np.ndarray, rank: int, seq: int) -> tuple[int, i
 
 @kernel
 def query_v2(pool: State, reply: np.ndarray, rank: int, seq: int) -> int:
-    """A rank queries a round that it has contributed to, without sending its packet again: WAITING, with the wait
+    """Process a rank's query about a round that it has contributed to, without its packet: WAITING, with the wait
     packet in `reply`, if the round is open, else DROP."""
     job = pool.job[0]
     row = seq & (2 * job.slots - 1)
@@ -328,7 +330,7 @@ def query_v2(pool: State, reply: np.ndarray, rank: int, seq: int) -> int:
 
 @kernel(forceinline=True)
 def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, length: int) -> tuple[int, int]:
-    """One datagram of `rank` at `address`: (action, row). `reply`: uint8[>= 1066].
+    """Process one datagram of `rank` at `address`: (action, row). `reply`: uint8[>= 1066].
 
     A MULTICAST sends the row's `result_of` (to each rank that `gets_result` its `size_for`); UNICAST as much of
     `reply`, WAITING a wait packet there.
@@ -337,7 +339,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     mine[counters.RECEIVED_PACKETS] += 1
     mine[counters.RECEIVED_BYTES] += length
     data = u8_at(address, max(length, 1))
-    # A1. Refuse another format than the job's.
+    # A1. Refuse formats other than the job's.
     wire = (data[0] >> 4) - wire_format.CONTRIBUTION
     columns, data_bytes, op = int64(0), int64(-1), int64(wire_format.OP_SUM)
     form = int64(wire)
@@ -370,7 +372,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     retransmission = (data[0] & wire_format.R_FLAG) != 0
     if retransmission:
         mine[counters.RETRANSMISSIONS] += 1
-    # A3. Find the slot's version, and how far the packet's round is ahead of the version's.
+    # A3. Find the slot's version, and the distance of the packet's round from the version's.
     seq = be32(data, 2)
     if is_expiry:
         return _expire(pool, reply, rank, seq)
@@ -383,7 +385,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     values = words + np.uint64(before)
     sums = result_at(pool.wide if columns else pool.rows, row, _room(job, form)) + np.uint64(_HEADER)
     distance = serial_difference(seq, slot.seq)
-    # A4. Drop what is stale.
+    # A4. Drop stale packets.
     if distance < 0:
         mine[counters.STALE] += 1
         return DROP, row
@@ -401,13 +403,13 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             store(sums - np.uint64(before), words, before)
         if data_bytes:
             store(_part_at(pool, row, rank) if is_half else sums, values, data_bytes)
-    # A6. Refuse any other round, and a slot that was never used; a round that ended without this rank has its result.
+    # A6. Refuse any other round, and unused slots; answer with the result if the round ended without this rank.
     elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
         if distance == 0 and is_partial(pool, row):
             return _answer(pool, rank, row, reply), row
         mine[counters.REFUSED_WINDOW] += 1
         return DROP, row
-    # A7. Another rank's contribution is added.
+    # A7. Add another rank's contribution.
     elif seen[row, word] & bit == 0:
         mine[counters.ACCEPTED] += 1
         slot.count += 1
@@ -426,7 +428,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
                 if not keep_greatest_codes(sums - codes, values - codes):
                     slot.flags |= wire_format.FLAG_MIXED
             if is_half:
-                if slot.count < job.workers:  # the last one is added up where it lies
+                if slot.count < job.workers:  # the last contribution is added directly from its packet
                     store(_part_at(pool, row, rank), values, data_bytes)
             elif data_bytes and not slot.data:
                 slot.data = data_bytes
@@ -436,18 +438,18 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
                     slot.flags |= wire_format.FLAG_OVERFLOW
             elif data_bytes and add(wire, sums, values, data_bytes):
                 slot.flags |= wire_format.FLAG_OVERFLOW
-    # A8. A repeated contribution to a complete round is answered with the result.
+    # A8. Answer a repeated contribution to a complete round with the result.
     elif slot.count == job.workers:
         return _answer(pool, rank, row, reply), row
-    # A9. A repeated contribution to an open round is dropped; a retransmission gets a wait packet.
+    # A9. Drop a repeated contribution to an open round; answer a retransmission with a wait packet.
     else:
         mine[counters.DUPLICATES] += 1
         if not retransmission:
             return DROP, row
         _write_wait(pool, row, rank, reply, seq)
         return WAITING, row
-    # A10. The last contribution completes the round, as does that of the last rank that is not absent: label its
-    # result.
+    # A10. The last contribution completes the round, as does that of the last rank that is not absent: write its
+    # result's header.
     absent = job.absent
     if absent[0] | absent[1] | absent[2] | absent[3]:
         absent[word] &= ~bit

@@ -1,4 +1,4 @@
-"""What a worker does with a packet of the aggregator (docs/protocol.md, sections 4, 6 and 11).
+"""A worker's processing of packets from the aggregator (docs/protocol.md, sections 4, 6 and 11).
 
 Kernels over a worker's State. Comments with R cite the numbered steps of section 6.
 """
@@ -44,22 +44,23 @@ _WAIT_BYTES = _HEADER + wire_format.BITMAP_BYTES
 
 @kernel(forceinline=True)
 def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, n: int) -> int:
-    """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
+    """Process one datagram from the aggregator. Repeated rounds of a chunk are appended to `out` from `n`; returns the
+    new n.
 
     After an error (`failure.code`) the worker must not be used any more.
     """
     me = w.scalars[0]
-    # R1. Refuse what is no packet, or another job's.
+    # R1. Refuse invalid packets, and those of another job.
     data = u8_at(address, max(length, 1))
     if length < _HEADER or be16(data, 6) != me.identity.job_tag:
         me.counters.refused += 1
         return n
-    # R2. Find the slot, and how far the packet's round is ahead of the slot's.
+    # R2. Find the slot, and the distance of the packet's round from the slot's.
     seq = be32(data, 2)
     index = seq & (me.identity.slots - 1)
     slot = w.slots[index]
     distance = serial_difference(seq, seq_of(w, index))
-    # Of a round that this rank has not sent: only where rounds end without late ranks does the aggregator answer those.
+    # A round that this rank has not sent is only answered if rounds may end without late ranks.
     is_early = distance > 0 or (distance == 0 and not slot.busy and not me.identity.deadline)
     # R3. A wait packet postpones the round's next probe.
     if data[0] == wire_format.WAIT << 4 and length == _WAIT_BYTES:
@@ -70,16 +71,16 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
             if me.identity.deadline and not w.missing.any():
                 me.failure.code, me.failure.chunk = worker_state.ERROR_BEHIND, slot.chunk
         return n
-    # R4. Refuse what is not shaped like a result.
+    # R4. Refuse packets that do not have the format of a result.
     is_sparse = data[0] & wire_format.SPARSE != 0
     if not _is_result(data, length, is_sparse, me.identity):
         me.counters.refused += 1
         return n
     me.counters.received += 1
-    # R5. A result of another round: an answer to a needless retransmission, or none of ours.
+    # R5. A result of another round: the answer to a needless retransmission, or not for this rank.
     if distance != 0 or not slot.busy:
         if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.identity.slots:
-            w.queues[slot.queue].heard_at = now  # the result had come by itself
+            w.queues[slot.queue].heard_at = now  # the result had arrived without it
             retransmission.back_off(me, now, slot.probed == slot.resent)
         elif is_early:
             me.counters.refused += 1
@@ -88,7 +89,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     _settle(me, w.queues[slot.queue], slot, now)
     if slot.redo:
         return finish_redo(w, index, now, out, n)
-    # R7. A sparse stream goes on by section 8's table.
+    # R7. A sparse stream continues according to section 8's table.
     is_addressed = is_sparse and data[1] == wire_format.ADDRESSED
     if is_sparse != (slot.columns + slot.addressed != 0) or is_addressed != (slot.addressed != 0):
         me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
@@ -96,7 +97,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     if slot.columns:
         return _continue_stream(w, index, address, length, now, out, n)
     task = task_at(w, slot.task)
-    # A peer's task may have other packets.
+    # A peer's task may have different packets.
     is_alike = (
         length >= before_data(slot)
         if slot.addressed
@@ -127,7 +128,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         mode, used = worker_state.FURTHER, int64(slot.used)
     if mode != worker_state.SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
-    # R9. Write the sums into the target; the chunk is finished.
+    # R9. Write the sums to the target; the chunk is finished.
     if slot.codes:
         store_blocks(w, index, address, lanes_at)
     else:
@@ -139,7 +140,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
 
 @kernel(forceinline=True)
 def _wait(w: State, slot: Any, data: np.ndarray, now: int) -> None:
-    """The aggregator has this rank's contribution, and lacks others'."""
+    """Process a wait packet: the aggregator has this rank's contribution, and waits for others'."""
     me = w.scalars[0]
     me.counters.waits += 1
     me.silence.suspicion, me.silence.suspected = retransmission.WAITED, 0
@@ -162,7 +163,8 @@ def _is_result(data: np.ndarray, length: int, is_sparse: bool, identity: Any) ->
 
 @kernel(forceinline=True)
 def _settle(me: Any, queue: Any, slot: Any, now: int) -> None:
-    """A round has its result: it is not in flight any more, and its times are samples if it was sent once only."""
+    """Account for a round that has its result: it is no longer in flight, and its times are samples if it was sent only
+    once."""
     window, timers = me.window, me.timers
     slot.busy = 0
     window.in_flight -= 1
@@ -183,8 +185,8 @@ def _settle(me: Any, queue: Any, slot: Any, now: int) -> None:
 def _next_round(
     w: State, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address
 ) -> tuple[int, Any]:
-    """Section 4's table for a result with exponents: (mode, exponent code) of the round that follows, SPECULATE if none
-    does; no round ever goes back to that. Sets `failure`."""
+    """Section 4's table for a result with exponents: (mode, exponent code) of the next round, SPECULATE if there is
+    none, since no later round is speculative. Sets `failure`."""
     me, header = w.scalars[0], u8_at(address, _ADDRESSED_BYTES)
     ahead = CODE_UNKNOWN - int64(header[_ADDRESSED_BYTES - 1]) if slot.addressed else signed8(header[1])
     slot.agreed = ahead if slot.scanned else CODE_UNKNOWN
@@ -215,7 +217,7 @@ def _next_round(
             keep_classes(task.fmt, lanes_at, count, classes)
         slot.classed = 1
         if header[9] & wire_format.FLAG_LATE:
-            slot.need = CODE_UNKNOWN  # others do not know of this rank's classes: it keeps all its values
+            slot.need = CODE_UNKNOWN  # the others do not have this rank's classes: it stores all its values
         mode, used = worker_state.EXACT, canonical(need, task.fmt)
     if mode == worker_state.EXACT:
         slot.top = top_of(task.fmt, need)
@@ -224,7 +226,7 @@ def _next_round(
 
 @kernel
 def _take_digits(w: State, index: int, address: Address, now: int, out: np.ndarray, n: int) -> int:
-    """A round of exact sums: write what is decided, and list what is open; `slot.open` sums need a further round of
+    """Process a round of exact sums: write decided sums, and list the others; `slot.open` sums need a further round of
     this slot. Appends the round of the group's list if that can begin now."""
     me, slot = w.scalars[0], w.slots[index]
     task, sums = task_at(w, slot.task), w.sums[row_of(w, slot.chunk)]
@@ -245,8 +247,8 @@ def _take_digits(w: State, index: int, address: Address, now: int, out: np.ndarr
 
 @kernel(forceinline=True)
 def _store_sums(w: State, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address) -> None:
-    """Write the sums of a chunk into the target, unless they are other ranks' or exact ones that are there already, and
-    remember the exponent it needed."""
+    """Write the sums of a chunk to the target, except those for other ranks and exact ones already written, and store
+    the exponent the chunk needed."""
     me = w.scalars[0]
     _, target, count = elements_of(task, slot.chunk)
     final = target
@@ -280,8 +282,8 @@ def _store_sums(w: State, slot: Any, task: Any, classes: np.ndarray, address: Ad
 
 @kernel
 def _keep_late(me: Any, slot: Any, task: Any, address: Address) -> None:
-    """A chunk has its sums (section 13): what this rank contributed goes into the memory if it is not in them, else
-    zeros. (Before the sums are written: they may go where the values are.)"""
+    """After a chunk has its sums (section 13), fill the buffer for late values: with this rank's contribution if it is
+    not in the sums, else with zeros. (Called before the sums are written, which may overwrite the values.)"""
     if u8_at(address, _HEADER)[9] & wire_format.FLAG_LATE:
         slot.late = 1
     source, _, count = elements_of(task, slot.chunk)
@@ -291,7 +293,8 @@ def _keep_late(me: Any, slot: Any, task: Any, address: Address) -> None:
         me.counters.late += 1
         copy_bytes(kept, source, items)
         if slot.classed and slot.need != CODE_UNKNOWN:
-            clear_non_finite(task.fmt, kept, count)  # these are in the sums, as the CLASSIFY round had this rank's
+            # These are in the sums, since the CLASSIFY round included this rank's.
+            clear_non_finite(task.fmt, kept, count)
         return
     nothing = u8_at(kept, items)
     nothing[:] = 0
@@ -299,8 +302,8 @@ def _keep_late(me: Any, slot: Any, task: Any, address: Address) -> None:
 
 @kernel
 def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uint64:
-    """Where the lanes of an addressed round's result are that this rank needs, or 0 if it needs none. A root adds its
-    own to those of the others, in its packet. Sets `failure` where data are missing or a sum overflowed."""
+    """Address of the lanes of an addressed round's result that this rank needs, or 0 if it needs none. A root adds its
+    own to those of the others, in its packet. Sets `failure` if data are missing or a sum overflowed."""
     me, slot = w.scalars[0], w.slots[index]
     task, identity = task_at(w, slot.task), me.identity
     _, _, count = elements_of(task, slot.chunk)
@@ -315,7 +318,7 @@ def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uin
             if overflowed and not u8_at(address, _HEADER)[9]:
                 me.failure.code, me.failure.chunk = worker_state.ERROR_OVERFLOW, slot.chunk
         lanes_at, has_data = own, has_data or identity.workers == 1
-    # Of a MIXED round the data may be those of another call.
+    # In a MIXED round the data may be those of another call.
     if not has_data and not u8_at(address, _HEADER)[9] & wire_format.FLAG_MIXED:
         me.failure.code, me.failure.chunk = worker_state.ERROR_STREAM, slot.chunk
     return lanes_at
@@ -323,7 +326,7 @@ def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uin
 
 @kernel
 def _take_bytes(lanes_at: Address, target: Address, count: int) -> None:
-    """`count` bytes out of a packet."""
+    """Copy `count` bytes from a packet."""
     words = count // 4
     x, out = u32_at(lanes_at, words), u32_at(target, words)
     for i in range(words):
@@ -342,7 +345,7 @@ def _remember_need(slot: Any, task: Any, address: Address) -> None:
 
 @kernel
 def _continue_stream(w: State, index: int, address: Address, length: int, now: int, out: np.ndarray, n: int) -> int:
-    """The result that a sparse stream's round waited for: another round, or the stream's end."""
+    """Process the result of a sparse stream's round: starts another round, or ends the stream."""
     me, slot = w.scalars[0], w.slots[index]
     task = task_at(w, slot.task)
     stream, position = w.streams[index], slot.chunk - task.first

@@ -1,5 +1,5 @@
-"""When a worker sends a round again, and how much it keeps in flight: round-trip times, the retransmission timeout, and
-the limit in flight (docs/protocol.md, section 6).
+"""Retransmission and congestion control of a worker: round-trip times, the retransmission timeout, and the limit in
+flight (docs/protocol.md, section 6).
 
 Kernels over a worker's scalars (`me`: SCALARS of worker_state.py). Times are int64 nanoseconds.
 """
@@ -16,49 +16,51 @@ INITIAL_RTO = 10 * MILLISECOND
 MINIMUM_RTO = MILLISECOND
 MAXIMUM_RTO = SECOND
 LEAST_VARIANCE = MILLISECOND // 2
-"""RTO = SRTT + max(4 RTTVAR, SRTT, LEAST_VARIANCE): RFC 6298 with a grain fit for one switch between hosts, and at
-least twice the round-trip time, because a result also waits for the ranks that are a queue's length behind."""
+"""RTO = SRTT + max(4 RTTVAR, SRTT, LEAST_VARIANCE): RFC 6298 with a clock granularity suited to one switch between
+hosts, and at least twice the round-trip time, because a result also waits for the ranks that are a queue's length
+behind."""
 LEAST_BACKOFF, MOST_BACKOFF = 16, 512
-"""RTO is multiplied by backoff / 16, which needless retransmissions raise and RTT estimates bring down again."""
+"""RTO is multiplied by backoff / 16, which needless retransmissions raise and RTT estimates lower again."""
 SAMPLES = 8
-"""RTTs of which only the least counts. A result comes when the slowest rank has sent, so an RTT may hold a peer's whole
-recovery from a loss; an RTO made of such RTTs would make the next recovery slower still."""
+"""Number of RTTs of which only the minimum counts. A result is sent when the slowest rank has contributed, so an RTT
+may include a peer's whole recovery from a loss; an RTO based on such RTTs would make the next recovery slower still."""
 LONGEST_PROBE = 200 * MILLISECOND
-"""A round is resent after RTO, or a quarter of the time that nothing has moved if that is longer, up to this. So a lost
-packet is repaired at the pace of the path, and a peer that computes for seconds gets few retransmissions."""
+"""Limit of the probe timeout: a round is resent after RTO, or after a quarter of the time without progress if that is
+longer, up to this. So a lost packet is repaired at the pace of the path, and a peer that computes for seconds gets few
+retransmissions."""
 PROBES = 8
-"""Rounds, the lowest first, that are resent when only the clock says so, and half as many each time after the second
-that the lowest has no answer: a slow peer is no reason to send a whole window again."""
+"""Number of rounds, the lowest first, that are resent on a timeout alone, and half as many each time after the second
+one without an answer to the lowest: a slow peer is no reason to resend a whole window."""
 LEAST_REORDERING = 200 * MICROSECOND
-"""A round sent this much (or SRTT/4, or half again the reordering seen lately, if that is more) before one that has its
-result is taken for lost (RACK, RFC 8985)."""
+"""A round sent this much (or SRTT/4, or 1.5 times the recent reordering, if that is more) before one that has its
+result is considered lost (RACK, RFC 8985)."""
 MOST_REORDERING, REORDERINGS = MILLISECOND, 1024
-"""Reordering counts up to this, and is forgotten over so many results."""
+"""Maximum reordering that counts, and number of results over which it decays."""
 
 NONE, PROBED, WAITED = range(3)
-"""What happened since the last result: nothing, the clock made us resend, a wait packet came."""
+"""Event since the last result: none, a timeout caused a retransmission, a wait packet arrived."""
 UNPROMPTED = 2 * PROBES
-"""So many results of rounds that were not resent show that a silence ended by itself."""
+"""Number of results of rounds that were not resent which show that a silence ended without a retransmission."""
 SILENCES = 32
-"""A silence is forgotten after so many times its length without another one."""
+"""A silence decays over this many times its length without another one."""
 
 LEAST_IN_FLIGHT = 128
-"""Rounds that a worker may always have in flight, if its window has as many; also what it begins with."""
+"""Number of rounds that a worker may always have in flight, within its window; also the initial limit."""
 QUEUE_TIME = 10 * MILLISECOND
-"""What a path delivers in this time (or in two of the shortest RTTs) is enough to keep in flight: more would only stand
-in queues, where it makes RTTs longer and the repair of a loss slower."""
+"""The amount that a path delivers in this time (or in two of the shortest RTTs) is enough to keep in flight: more would
+only be queued, which makes RTTs longer and loss recovery slower."""
 LIMITS = 8
-"""One period lowers the limit by this part at most: a pause of a busy machine is no slower path."""
+"""One period lowers the limit by at most this part: a pause of a busy machine does not mean a slower path."""
 
 
 @kernel
 def sample_rtt(me: Any, sample: int, is_first: bool) -> None:
-    """RFC 6298 over the least of every SAMPLES round-trip times (of the first one, to begin with), in nanoseconds, of
-    rounds that queued behind no other (`is_first`).
+    """RFC 6298 over the minimum of every SAMPLES round-trip times (initially of the first one), in nanoseconds, of
+    rounds that did not queue behind others (`is_first`).
 
-    Downwards both halve: the first times of a job, or of a tensor, hold the ranks' different starts. A time longer than
-    the RTO is no sample: it may be a stall, which must not raise the RTO. If the path itself has become slower, answers
-    to needless retransmissions show it (`back_off`).
+    Decreases halve both estimates: the first times of a job, or of a tensor, include the ranks' different start times.
+    A time longer than the RTO is not a sample: it may be a stall, which must not raise the RTO. If the path itself has
+    become slower, answers to needless retransmissions show it (`back_off`).
     """
     rtt = me.rtt
     rtt.base = min(rtt.base, sample)
@@ -88,12 +90,14 @@ def set_rto(me: Any) -> None:
 
 @kernel
 def sample_silence(me: Any, now: int, sent_at: int) -> Any:
-    """An expected result is here: how long did it take since the one before, or since there is something to wait for?
-    `sent_at`: when its round was sent, -1 if more than once. Returns whether it was the first of its flight.
+    """Update the estimate of silences when an expected result arrives, with the time since the previous one, or since
+    there has been something to wait for. `sent_at`: when its round was sent, -1 if more than once. Returns whether it
+    was the first of its flight.
 
-    Behind a token bucket results come in trains with long pauses between; the RTO is to be longer than those. A silence
-    that made us resend counts if UNPROMPTED rounds from before have their results without having been resent, and no
-    wait packet named a peer: it ended by itself then. One beyond the RTO in which we did not resend, we slept.
+    Behind a token bucket results come in trains with long pauses between; the RTO should be longer than those. A
+    silence that caused a retransmission counts if UNPROMPTED earlier rounds have their results without having been
+    resent, and no wait packet named a peer: then it ended by itself. In one beyond the RTO without a retransmission,
+    this process slept.
     """
     silence, rtt = me.silence, me.rtt
     length = now - max(silence.answered_at, silence.flight_at)
@@ -116,7 +120,7 @@ def sample_silence(me: Any, now: int, sent_at: int) -> Any:
 
 @kernel
 def learn_silence(me: Any, length: int) -> None:
-    """The longest counts, and fades with the time that is spent waiting for results."""
+    """Update the longest silence, which decays with the time spent waiting for results."""
     longest = me.silence.longest
     me.silence.longest = min(max(length, longest - length // SILENCES), LONGEST_PROBE)
     set_rto(me)
@@ -124,9 +128,10 @@ def learn_silence(me: Any, length: int) -> None:
 
 @kernel
 def sample_reordering(me: Any, overtaken: int) -> None:
-    """A result came of a round that was not resent, `overtaken` (ns) by that of a round sent so much later.
+    """Update the reordering estimate with the result of a round that was not resent, and that arrived after the result
+    of a round sent `overtaken` ns later.
 
-    Ranks with much to do send what they have in bunches, those of a length together, and each in bunches of its own.
+    Ranks with much to do send packets in bunches, grouped by length, and each rank in different bunches.
     """
     timers = me.timers
     if overtaken > timers.reordering:
@@ -137,8 +142,8 @@ def sample_reordering(me: Any, overtaken: int) -> None:
 
 @kernel
 def back_off(me: Any, now: int, by_clock: bool) -> None:
-    """A retransmission was needless: the result was under way. If the clock caused it, raise the RTO (once an RTO,
-    however many answers come); if the order of results did, a peer's packet was lost perhaps."""
+    """Handle a needless retransmission, whose result was already on its way. If a timeout caused it, raise the RTO
+    (once per RTO, however many answers arrive); if the order of results did, a peer's packet may have been lost."""
     me.counters.spurious += 1
     rtt = me.rtt
     if by_clock and now - rtt.backed_off_at > rtt.rto:
@@ -149,15 +154,16 @@ def back_off(me: Any, now: int, by_clock: bool) -> None:
 
 @kernel
 def probe_timeout(me: Any, queue: Any, now: int) -> Any:
-    """How long to wait before a round of a queue is resent once more (ns)."""
+    """Time in ns before a round of a queue is resent again."""
     return max(me.rtt.rto, me.identity.least_timeout, min((now - queue.progress_at) // 4, LONGEST_PROBE))
 
 
 @kernel
 def adapt_limit(me: Any, now: int) -> None:
-    """Once a QUEUE_TIME: let as many rounds be in flight as have been answered in that time, if the limit was felt.
+    """Once per QUEUE_TIME, set the limit of rounds in flight to the number answered in that time, if the limit was
+    reached.
 
-    As long as less than the path can carry is in flight, that more than doubles the limit each time.
+    While fewer rounds than the path can carry are in flight, that more than doubles the limit each time.
     """
     window, received = me.window, me.counters.received
     period, elapsed = max(QUEUE_TIME, 2 * me.rtt.base), now - window.counted_at

@@ -1,4 +1,4 @@
-"""What a worker sends: new chunks and repeated rounds (docs/protocol.md, sections 4 and 6). What it resends is in
+"""Sending of new chunks and repeated rounds by a worker (docs/protocol.md, sections 4 and 6). Retransmissions are in
 timers.py.
 
 Kernels over a worker's State. Comments with C cite the numbered steps of section 6.
@@ -44,10 +44,10 @@ from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import fence
 
 TURN = 16
-"""Chunks that a queue starts before it is another queue's turn: enough for a train of packets."""
+"""Number of chunks that a queue starts before the other queue's turn: enough for a train of packets."""
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
 _ELEMENT_BYTES = np.array(LANES, np.int64) * _LANE_BYTES
-"""What an element takes in a packet, by format."""
+"""Bytes of an element in a packet, by format."""
 _WIRES = np.array(WIRES, np.int64)
 _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 _STEP = wire_format.LARGE_STEP
@@ -55,7 +55,7 @@ _STEP = wire_format.LARGE_STEP
 
 @kernel(forceinline=True)
 def send(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
-    """Append a slot's new packet to the list of what to send."""
+    """Append a slot's new packet to the list of packets to send."""
     me, slot = w.scalars[0], w.slots[index]
     slot.busy, slot.waited, slot.retries = 1, 0, 0
     if not me.window.in_flight:
@@ -85,8 +85,9 @@ def repeat(w: State, index: int, mode: int, used: int, now: int, out: np.ndarray
 
 @kernel
 def report_open(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
-    """A chunk's first round has its result: give what it left open to its group's list, unless that is too much, or
-    the chunk has classes to be written over its sums. Appends the list's round if no other chunk is awaited."""
+    """Process the undecided sums of a chunk after its first round: move them to its group's list, unless they are too
+    many, or the chunk has classes to be written over its sums. Appends the list's round if no other chunk is awaited.
+    """
     slot = w.slots[index]
     task = task_at(w, slot.task)
     chunk = list_of(task, slot.chunk)
@@ -107,7 +108,7 @@ def report_open(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
 @kernel
 def start_list(w: State, queue: int, chunk: int, now: int, out: np.ndarray, n: int) -> int:
     """Append the round of a group's list, which has its slot, if all chunks of the group have reported; an empty list
-    is done without one."""
+    is done without a round."""
     row, index = row_of(w, chunk), slot_of(w.queues[queue], chunk)
     slot = w.slots[index]
     task = task_at(w, slot.task)
@@ -132,13 +133,13 @@ def start_list(w: State, queue: int, chunk: int, now: int, out: np.ndarray, n: i
 
 @kernel
 def finish_chunk(w: State, index: int, now: int) -> None:
-    """A slot's chunk has its result in place: count it, and let the queue's base move on."""
+    """Finish a slot's chunk, whose result has been written: count it, and advance the queue's base."""
     me, slot = w.scalars[0], w.slots[index]
     window, queue, task = me.window, w.queues[slot.queue], task_at(w, slot.task)
     slot.done = 1
     task.done += 1
     if task.done == task.chunks:
-        fence()  # what is written past the caches is there before anybody is told
+        fence()  # non-temporal stores are visible before the task is reported as done
         task.state = DONE
         me.counters.completed += 1
     queue.progress_at = now
@@ -152,8 +153,8 @@ def finish_chunk(w: State, index: int, now: int) -> None:
 
 @kernel
 def advance(w: State, queue: Any, slot: Any) -> None:
-    """A slot is free: its next chunk may have been passed over, and the queue's base move on to its lowest chunk that
-    is not finished."""
+    """Advance a queue after a slot has become free: its next chunk may have been passed over, and the base moves to the
+    lowest unfinished chunk."""
     if slot.chunk + queue.slots < queue.next:
         queue.late += 1
     while queue.base < queue.next:
@@ -165,20 +166,20 @@ def advance(w: State, queue: Any, slot: Any) -> None:
 
 @kernel(forceinline=True)
 def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
-    """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
-    n."""
+    """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns
+    the new n."""
     me = w.scalars[0]
     window, at = me.window, int64(0)
-    # C1. Adapt the limit of rounds in flight, unless nothing can be lost.
+    # C1. Adapt the limit of rounds in flight, unless the transport is lossless.
     if not me.identity.least_timeout:
         adapt_limit(me, now)
     most, turn, idle = _share_of(w, at), int64(0), int64(0)
     while idle < len(w.queues):
         queue = w.queues[at]
-        # C2. Go on to the next queue at this one's share of the limit, and at the chunk whose slot is still in use; and
-        # after a turn, as the other queue's packets would wait for all of this one's on the link, and seem lost.
-        # But the lowest chunk of all may always start, if it was passed over: later ones may be waiting for ranks that
-        # wait for it.
+        # C2. Continue with the next queue when this one reaches its share of the limit, or the chunk whose slot is
+        # still in use; and after a turn, as the other queue's packets would wait for all of this one's on the link, and
+        # seem lost. But the lowest chunk may always start, if it was passed over: later ones may be waiting for ranks
+        # that wait for it.
         has_share = queue.in_flight < most
         chunk = _next_chunk(w, at, window.first_task) if has_share or queue.late else int64(-1)
         if not has_share and chunk != queue.base:
@@ -192,7 +193,7 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
             most = _share_of(w, at)
             continue
         idle, turn = int64(0), turn + 1
-        # C3. Give the next chunk its slot.
+        # C3. Assign the slot to the next chunk.
         if chunk < queue.next:
             queue.late -= 1
         if queue.base in (chunk, queue.next):
@@ -212,8 +213,8 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
         slot.words, slot.codes, slot.room = task.columns + task.addressed, task.codes, task.room
         slot.scanned = slot.classed = slot.done = slot.late = slot.open = 0
-        # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; what `ahead` agreed on is
-        # exact; else guess.
+        # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; an exponent agreed by
+        # `ahead` is exact; otherwise speculate.
         if task.columns:
             slot.agreed, slot.unbuilt = CODE_UNKNOWN, sparse.FIRST_ROUND
         elif task.fmt == RAW:
@@ -247,8 +248,8 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
 
 @kernel
 def _next_chunk(w: State, number: int, first_task: int) -> int:
-    """The lowest chunk of a queue that may start, -1 if none may. Slots go on by themselves, so chunks whose slot is in
-    use are passed over; but not those of exact sums, as there is room for what as many chunks as slots leave open."""
+    """The lowest chunk of a queue that may start, -1 if none may. Slots advance independently, so chunks whose slot is
+    in use are passed over; except for exact sums, as undecided sums are stored for only as many chunks as slots."""
     queue = w.queues[number]
     if queue.in_flight == queue.slots:
         return int64(-1)
@@ -270,8 +271,9 @@ def _next_chunk(w: State, number: int, first_task: int) -> int:
 
 @kernel
 def _share_of(w: State, number: int) -> int:
-    """How many rounds a queue may have in flight: the limit, less what the other one can use of its half. Half is a
-    queue's whatever the other one has in flight, as that may be waiting for ranks that wait for this queue."""
+    """Number of rounds that a queue may have in flight: the limit, minus what the other queue can use of its half. Half
+    is guaranteed to a queue whatever the other one has in flight, which may be waiting for ranks that wait for this
+    queue."""
     limit = w.scalars[0].window.limit
     if len(w.queues) == 1:
         return int64(limit)
@@ -282,8 +284,8 @@ def _share_of(w: State, number: int) -> int:
 
 @kernel
 def build_streams(w: State, out: np.ndarray, n: int) -> None:
-    """Write the packets that `receive` and `fill` leave out: those of sparse streams among the listed slots, `out[:n]`.
-    (Compiled into one place, since compiling takes long.)"""
+    """Write the packets that `receive` and `fill` do not write: those of sparse streams among the listed slots,
+    `out[:n]`. (Compiled only once, since compilation takes long.)"""
     for i in range(n):
         index = out[i]
         slot = w.slots[index]

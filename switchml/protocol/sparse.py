@@ -1,11 +1,11 @@
-"""Block-sparse streams: which blocks of a tensor a rank has to send, and what a round of them does to it
+"""Block-sparse streams: selection of the blocks of a tensor that a rank sends, and processing of their rounds
 (docs/protocol.md, section 8).
 
 Kernels over a worker's arrays, as in worker.py, which calls them; no packet is sent from here. A stream is a chunk that
-stays in its slot for as many rounds as it needs. The scan goes through the tensor from its beginning, while packets are
-under way, as far as any stream has come: an entry of all streams at a time, since those lie side by side, and memory is
-read twice as fast in order. A block that is zero on this rank is made zero in the target then; every other block is
-announced, so that its sum comes later.
+stays in its slot for as many rounds as it needs. The scan proceeds through the tensor from its beginning, while packets
+are in flight, as far as any stream has progressed: one entry of all streams at a time, since those are adjacent, and
+memory is read twice as fast in order. A block that is zero on this rank is set to zero in the target then; every other
+block is announced, so that its sum follows later.
 
 `Sparse` has the options: threshold and block size.
 """
@@ -24,18 +24,18 @@ from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, i32_at, i64_at, put_be16, put_be32, u8_at, u32_at, u64_at
 
 AT, CODE, MINE, NEED, CLASSED = range(5)
-"""Rows of a slot's stream state, int64[5, 8], by column: the entry that the round under way carries, and its exponent
-code; this rank's next entry that is not zero, and what that needs; whether there are classes for AT. NO_ENTRY: none."""
+"""Rows of a slot's stream state, int64[5, 8], by column: the entry carried by the current round, and its exponent code;
+this rank's next nonzero entry, and the exponent it needs; whether there are classes for AT. NO_ENTRY: none."""
 STATE_ROWS = 5
 
 MORE, DONE, DISAGREE, OVERFLOWED, MIXED, LATE = range(6)
-"""What a result leads to: another round, the stream's end, or one of the errors. LATE: an exponent is too small."""
+"""Outcomes of a result: another round, the stream's end, or one of the errors. LATE: an exponent is too small."""
 
 NEXT_ROUND, FIRST_ROUND = 1, 2
 """The round for which a stream's packet is still to be written."""
 
 MOST_STREAMS = 256
-"""The most streams that share a tensor. Each has a packet under way all the time: with fewer a fast path with long
+"""Maximum number of streams that share a tensor. Each always has a packet in flight: with fewer, a fast path with long
 round trips is idle; more wait in queues, and each costs a first round without data. (The limit in flight, which bounds
 a dense tensor, cannot stop a stream that has begun.)"""
 
@@ -48,10 +48,10 @@ _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 
 @dataclass(frozen=True)
 class Sparse:
-    """How a tensor is cut and what counts as zero: blocks of at most `block` elements (a packet holds 1, 2, 4 or 8 of
-    them, fused), zero if no element's magnitude is above `threshold`. Every rank must name the same block.
+    """Options of sparse streams: blocks of at most `block` elements (a packet has 1, 2, 4 or 8 of them, fused), which
+    count as zero if no element's magnitude is above `threshold`. Every rank must use the same block size.
 
-    Raises ConfigError for values that make no sense.
+    Raises ConfigError for invalid values.
     """
 
     block: int = 256
@@ -64,18 +64,19 @@ class Sparse:
             raise ConfigError(f"sparse threshold {self.threshold}: expected 0 or a positive number")
 
     def columns(self, per_packet: int) -> int:
-        """How many blocks share a packet of so many elements: 1, 2, 4 or 8, the most that leaves a block its size."""
+        """Number of blocks that share a packet of `per_packet` elements: 1, 2, 4 or 8, the maximum for which a block
+        fits."""
         return max((c for c in wire_format.COLUMNS if per_packet // c >= self.block), default=1)
 
 
 def streams_of(slots: int, positions: int) -> int:
-    """K: how many streams share a tensor of so many positions."""
+    """K: number of streams that share a tensor of this many positions."""
     return min(slots, positions, MOST_STREAMS)
 
 
 @kernel
 def is_zero(fmt: int, address: Address, count: int, threshold: float) -> bool:
-    """Whether `count` elements at `address` are all of magnitude `threshold` or less; NaN is not."""
+    """Whether `count` elements at `address` all have a magnitude of at most `threshold`; NaN does not."""
     above = False
     if fmt == fixedpoint.FLOAT64:
         x = f64_at(address, count)
@@ -84,7 +85,7 @@ def is_zero(fmt: int, address: Address, count: int, threshold: float) -> bool:
     elif not fixedpoint.is_integer(fmt):
         y = f32_at(address, count)
         limit = np.float32(threshold)
-        if np.float64(limit) > threshold:  # rounded up: a value between the two is above
+        if np.float64(limit) > threshold:  # rounded up: a value between the two is above the threshold
             limit = np.nextafter(limit, np.float32(0))
         for i in range(count):
             above |= not (abs(y[i]) <= limit)
@@ -124,8 +125,8 @@ def block_of(task: Any, stream: int, column: int, entry: int) -> tuple[Any, Any,
 
 @kernel
 def _scan(task: Any) -> None:
-    """Find out which blocks of one more entry, of all streams, are not zero on this rank: `task.non_zero`, in the order
-    of the tensor. Those that are become zero in the target."""
+    """Scan one more entry of all streams: store which of its blocks are nonzero on this rank in `task.non_zero`, in
+    tensor order. Blocks that are zero are set to zero in the target."""
     size, item = task.per_chunk // task.columns, _ITEM_BYTES[task.fmt]
     first = task.scanned * task.chunks * task.columns
     last = min(first + task.chunks * task.columns, -(-task.numel // size))
@@ -142,7 +143,7 @@ def _scan(task: Any) -> None:
 
 @kernel
 def find_next(task: Any, stream: int, column: int, entry: int) -> int:
-    """The first entry from `entry` on whose block is not zero on this rank, or NO_ENTRY."""
+    """The first entry from `entry` on whose block is nonzero on this rank, or NO_ENTRY."""
     blocks = -(-task.numel // (task.per_chunk // task.columns))
     non_zero, step = u8_at(task.non_zero, blocks), task.chunks * task.columns
     block = stream * task.columns + column + step * entry
@@ -157,7 +158,7 @@ def find_next(task: Any, stream: int, column: int, entry: int) -> int:
 
 @kernel
 def _look_for(task: Any, state: np.ndarray, stream: int, column: int, entry: int) -> None:
-    """Let `mine` be the next entry from `entry` on that is not zero."""
+    """Set `mine` to the next nonzero entry from `entry` on."""
     mine = find_next(task, stream, column, entry)
     state[MINE, column] = mine
     if mine != NO_ENTRY:
@@ -167,7 +168,7 @@ def _look_for(task: Any, state: np.ndarray, stream: int, column: int, entry: int
 
 @kernel
 def open_stream(task: Any, state: np.ndarray, stream: int) -> None:
-    """The state of a stream before its first round."""
+    """Initialize the state of a stream before its first round."""
     for column in range(task.columns):
         state[AT, column] = NO_ENTRY
         state[CLASSED, column] = 0
@@ -176,8 +177,8 @@ def open_stream(task: Any, state: np.ndarray, stream: int) -> None:
 
 @kernel
 def build(identity: Any, task: Any, state: np.ndarray, stream: int, seq: int, row: Address) -> Any:
-    """Write the contribution of a stream's present round at address `row`; returns its length. `mine` moves on past
-    what is sent."""
+    """Write the contribution of a stream's current round at address `row`; returns its length. `mine` advances past the
+    entries that are sent."""
     fmt, columns = task.fmt, task.columns
     header = u8_at(row, _HEADER + _WORD * columns)
     values = row + np.uint64(_HEADER + _WORD * columns)
@@ -230,11 +231,11 @@ def build(identity: Any, task: Any, state: np.ndarray, stream: int, seq: int, ro
 
 @kernel
 def is_result(data: np.ndarray, length: int, identity: Any) -> bool:
-    """Whether the bytes are shaped like a sparse or an addressed result of the worker's job."""
+    """Whether the bytes have the format of a sparse or an addressed result of the worker's job."""
     if length < _HEADER + _WORD or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT:
         return False
     size, columns = data[0] & 7, int64(data[1])
-    if columns == wire_format.ADDRESSED and length == _HEADER + _WORD:  # it may be cut, whatever its size was
+    if columns == wire_format.ADDRESSED and length == _HEADER + _WORD:  # it may be truncated, whatever its size was
         return True
     payload = identity.payload
     if columns == wire_format.ADDRESSED and size == wire_format.SPARSE | wire_format.LARGE:
@@ -251,10 +252,10 @@ def is_result(data: np.ndarray, length: int, identity: Any) -> bool:
 def take(
     identity: Any, task: Any, state: np.ndarray, classes: np.ndarray, stream: int, address: Address, length: int
 ) -> int:
-    """The result of a stream's round, shaped like one: sums into the target, words into the state. Returns MORE if
-    another round follows, DONE, or an error.
+    """Process the result of a stream's round, which has a valid format: sums into the target, words into the state.
+    Returns MORE if another round follows, DONE, or an error.
 
-    `classes` uint32[>= elements of a packet] stores what a CLASSIFY round has counted.
+    `classes` uint32[>= elements of a packet] stores the counts of a CLASSIFY round.
     """
     fmt, columns = task.fmt, task.columns
     data = u8_at(address, _HEADER + _WORD * columns)

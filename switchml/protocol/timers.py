@@ -1,4 +1,4 @@
-"""Which rounds a worker resends, and when (docs/protocol.md, section 6). How long it waits is in retransmission.py.
+"""Retransmission of rounds by a worker (docs/protocol.md, section 6). Timeouts are computed in retransmission.py.
 
 Kernels over a worker's State. Comments with T cite the numbered steps of section 6.
 """
@@ -18,14 +18,14 @@ _WIRES = np.array(WIRES, np.int64)
 
 @kernel(forceinline=True)
 def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
-    """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `earliest` is then the next
+    """Retransmit lost and overdue rounds: appends to `out` from `n`, returns the new n. `earliest` is then the next
     deadline."""
     me = w.scalars[0]
     window, timers, rtt = me.window, me.timers, me.rtt
     if now < timers.earliest:
         return n
-    # T1. The margin by which results may come out of order, and until when a queue's clock keeps quiet: as long as its
-    # results come, their order shows what is lost.
+    # T1. The tolerated reordering of results, and the time until which a queue's timeouts are suppressed: while its
+    # results arrive, their order shows what is lost.
     margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, LEAST_REORDERING)
     may_lose = me.identity.least_timeout == 0
     never = int64(0x7FFFFFFFFFFFFFFF)
@@ -39,8 +39,8 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
             slot = w.slots[index]
             if not slot.busy:
                 continue
-            # T5. Where sums do not wait for every rank, let a round end that has waited for long enough. An expiry ends
-            # none that lacks this rank's contribution, so where that is overdue, too, they take turns.
+            # T5. If sums do not wait for every rank, end a round that has waited long enough. An expiry does not end a
+            # round that lacks this rank's contribution, so if that is overdue, too, they alternate.
             can_expire, is_turn = me.identity.deadline != 0 and slot.words == 0, False
             if can_expire and slot.expires <= now:
                 slot.expires = now + me.identity.deadline
@@ -58,14 +58,14 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
                     continue
             if can_expire:
                 earliest = min(earliest, slot.expires)
-            # T2. Overtaken by more than the margin, or overtaken and nothing has come for as long: lost, as far as the
-            # credit goes.
+            # T2. Overtaken by more than the margin, or overtaken and without a result for that long: lost, as far as
+            # the credit suffices.
             allowed = margin << min(slot.retries, 3)
             lost_at = queue.heard_at + allowed if queue.newest > slot.sent_at else never
             lost = may_lose and window.credit > 0 and (queue.newest - slot.sent_at > allowed or lost_at <= now)
-            # T3. Else the clock decides, about the lowest rounds only.
+            # T3. Otherwise the timeout decides, for the lowest rounds only.
             due = max(slot.deadline, quiet_until)
-            if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
+            if not slot.retries:  # this deadline was set before the first rounds of a burst had updated the RTO
                 due = max(due, slot.sent_at + rtt.rto)
             if not probed:
                 probes = max(PROBES >> max(slot.retries - 1, 0), 1)

@@ -1,13 +1,13 @@
 """One rank of one v2 job: `Worker` owns the records of worker_state.py, starts tasks, and drives the rules of
 sending.py, timers.py and results.py (docs/protocol.md, sections 4 to 6).
 
-Sans-IO: no socket and no clock. Packets and `now` go in; the slots whose packet is to be sent, and the next deadline,
-come out. The agent's compiled loop, the packet-level emulator and the tests drive the same kernels. Times are int64
-nanoseconds of any monotonic clock.
+Sans-I/O: no socket and no clock. Inputs are packets and `now`; outputs are the slots whose packet is to be sent, and
+the next deadline. The agent's compiled loop, the packet-level emulator and the tests drive the same kernels. Times are
+int64 nanoseconds of any monotonic clock.
 
-A tensor to be all-reduced, or of another collective, is a task. Tasks are cut into chunks, numbered without end through
-the job's life; chunk g lives in slot g mod S for one or more rounds. Where there are two queues of tasks, each numbers
-its own chunks and has half of the slots.
+An all-reduce or another collective of a tensor is a task. Tasks are divided into chunks, numbered consecutively through
+the job's life; chunk g uses slot g mod S for one or more rounds. If there are two queues of tasks, each numbers its own
+chunks and has half of the slots.
 """
 
 import numpy as np
@@ -44,13 +44,13 @@ from switchml.protocol.worker_state import BYTES, QUEUE, QUEUES, RUNNING, SCALAR
 from switchml.runtime.memory import u8_at
 
 PAST_CACHES_BYTES = 4 << 20
-"""A target of this size is written past the caches (memory.copy_past_caches). A core's own cache rarely holds more, so
-each line would be read for nothing before it is written, and would displace what is needed."""
+"""A target of at least this size is written past the caches (memory.copy_past_caches). A core's own cache rarely holds
+more, so each line would be read needlessly before it is written, and would displace other data."""
 _NEVER = np.iinfo(np.int64).max
 
 
 def elements_per_chunk(fmt: int, payload_bytes: int, workers: int) -> int:
-    """How many elements of a format one packet carries."""
+    """Number of elements of a format in one packet."""
     lanes, guard = payload_bytes // (LANES[fmt] * LANE_BYTES[fmt]), guard_bits(workers)
     return first_round.elements(lanes, guard) if first_round.is_wide(fmt, guard) else lanes
 
@@ -59,14 +59,14 @@ class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python
     callers. `identity`, `window`, `queues`, `rtt`, `silence`, `timers`, `counters` and `failure` are its records.
 
-    `isn`, `job_tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024,
-    `large_bytes` those of data in large packets, 0 if there are none. `packets` uint8[2 slots, k >= 42 + payload, or
-    large]: where to build the packets (each at the end of its row), if not in memory of its own; `wide` uint8[2 slots,
-    k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if not in the same rows. `lossless`: the
-    transport loses nothing, so a round is probed only to learn whom it waits for. `padded`: the switch wants sparse
-    packets without data padded. `two_queues`: bytes have a queue and half of the slots for themselves (section 11).
-    `room`: so many bytes behind a packet, and behind the last row, are for its tag. `deadline_ns`: how long sums with a
-    memory wait for ranks, if not without end (section 13).
+    `isn`, `job_tag`, `slots`, `window` (maximum rounds in flight) come from joining; `payload_bytes` is 256 or 1024,
+    `large_bytes` the data bytes of large packets, 0 without any. `packets` uint8[2 slots, k >= 42 + payload, or large]:
+    memory in which to build packets (each at the end of its row), allocated by default; `wide` uint8[2 slots, k]:
+    memory for packets of sparse streams, of up to MAX_SPARSE_BYTES, by default the same rows. `lossless`: the transport
+    loses no packets, so a round is probed only to find the ranks it waits for. `padded`: the switch requires padding of
+    sparse packets without data. `two_queues`: bytes have a separate queue with half of the slots (section 11). `room`:
+    bytes reserved for the tag after each packet, and after the last row. `deadline_ns`: time that sums with a memory
+    wait for ranks, 0 for no limit (section 13).
     """
 
     def __init__(
@@ -147,17 +147,17 @@ class Worker:
         self._non_zero: dict[int, np.ndarray] = {}
 
     def resume(self, other: "Worker", agreed: bytes, now: int) -> None:
-        """Go on at another aggregator, where `other` is this rank's new worker, which must not be used afterwards, and
-        which answered the rounds `agreed` (handover.py). Raises ConfigError."""
+        """Continue at another aggregator, where `other` is this rank's new worker, which must not be used afterwards,
+        from the rounds `agreed` (handover.py). Raises ConfigError."""
         self.state = handover.resume(self.state, other.state, agreed, now)
 
     @property
     def outstanding(self) -> int:
-        """Tasks under way."""
+        """Number of tasks in progress."""
         return int(self.window["next_task"] - self.window["first_task"])
 
     def queue_of(self, collective: Collective | None) -> int:
-        """The number of the queue that a collective goes to, an all-reduce if None."""
+        """Index of the queue of a collective, or of an all-reduce if None."""
         moves = collective is not None and collective.moves_bytes
         return BYTES if moves and len(self.queues) == QUEUES else SUMS
 
@@ -173,16 +173,16 @@ class Worker:
         collective: Collective | None = None,
         memory: int = 0,
     ) -> int:
-        """Queue an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
-        With `collective`, that one (of 0 elements: a barrier), of the elements of one share if it has shares; the
-        result goes where it says.
+        """Start an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
+        With `collective`, start that (with 0 elements: a barrier), with the elements of one share if it has shares; the
+        result is stored as it specifies.
 
         `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes that
-        the first k chunks of the last equal tensor needed (updated in place; all -128 if there was none). `blocks`:
-        skip those that are zero on every rank (without history). `memory`: address of as many elements, which become
-        those of `source` that came too late, and elsewhere 0; may be `source`. A worker with a deadline needs one for
-        each dense sum, which may then be without some ranks. All must stay alive until the task is DONE. There must
-        be fewer than TASKS tasks outstanding.
+        the first k chunks of the previous equal tensor needed (updated in place; all -128 without one). `blocks`: skip
+        those that are zero on every rank (without history). `memory`: address of the same number of elements, which are
+        set to those of `source` that came too late, and to 0 elsewhere; may be `source`. A worker with a deadline needs
+        one for each dense sum, which may then exclude some ranks. All memory must stay alive until the task is DONE.
+        There must be fewer than TASKS tasks outstanding.
         """
         window, fmt = self.window, FORMATS[dtype]
         if blocks is not None and has_digits(fmt):
@@ -255,8 +255,7 @@ class Worker:
         return number
 
     def receive(self, datagrams: list[bytes], now: int) -> list[bytes]:
-        """Hand in what arrived; returns the packets to send now (retransmissions that are due and new ones
-        included)."""
+        """Process arrived datagrams; returns the packets to send now (including due retransmissions and new ones)."""
         n = send_all(self.state, self._out) if self.window["moved"] else 0
         for data in datagrams:
             buffer = np.frombuffer(data or b"\0", np.uint8)
@@ -269,9 +268,10 @@ class Worker:
 
     @property
     def deadline(self) -> int:
-        """When `receive` must be called again if nothing arrives (ns; the largest int64 if nothing is under way)."""
+        """Time at which `receive` must be called again if nothing arrives (ns; the largest int64 if nothing is in
+        flight)."""
         return int(self.timers["earliest"])
 
     def missing_ranks(self) -> tuple[int, ...]:
-        """The ranks that the last wait packet named."""
+        """The ranks named by the last wait packet."""
         return tuple(np.flatnonzero(np.unpackbits(self.state.missing, bitorder="little")).tolist())

@@ -1,16 +1,16 @@
-"""What a worker of protocol v1 does (docs/protocol.md, section 1): the rules of p4app-switchML's DPDK client with one
-worker thread (client_lib/src: dpdk_worker_thread.cc, cpu_exponent_quantizer_ppp.cc), so that its switch gives the
-same bits to a rank of ours.
+"""A worker of protocol v1 (docs/protocol.md, section 1): the rules of p4app-switchML's DPDK client with one worker
+thread (client_lib/src: dpdk_worker_thread.cc, cpu_exponent_quantizer_ppp.cc), so that its switch gives the same bits to
+a rank of this project.
 
-A tensor is cut into chunks of 64 or 256 lanes, packet k of it uses slot and set of position k + shift, and `shift` goes
-on from tensor to tensor, so that each slot's sets alternate. int32: packet k has chunk k. float32: the first `batch`
-packets, a window or all chunks, carry exponents alone; packet k has the exponent of chunk k and chunk k - batch in
-fixed point. The packets k, k + batch, k + 2 batch … follow each other in one row, each sent when the one before has its
-result, and need one scale at a time.
+A tensor is divided into chunks of 64 or 256 lanes, packet k of it uses slot and set of position k + shift, and `shift`
+continues from tensor to tensor, so that each slot's sets alternate. int32: packet k has chunk k. float32: the first
+`batch` packets, a window or all chunks, carry exponents only; packet k has the exponent of chunk k and chunk k - batch
+in fixed point. The packets k, k + batch, k + 2 batch … use the same row in sequence, each sent when the previous one
+has its result, and need one scale at a time.
 
-Where that client's results are undefined, these are: a block that holds a value of 2^126 or more, an infinity or a NaN
-on any rank comes back as NaN on all; one whose scale no float32 holds (all values below about 2^-97) as zeros. A
-retransmission carries its own number, in the first window, too, whose time-out is no longer than the others'.
+Results that are undefined in that client are defined here: a block with a value of 2^126 or more, an infinity or a NaN
+on any rank becomes NaN on all; one whose scale float32 can't represent (all values below about 2^-97) becomes zeros. A
+retransmission carries its own number, also in the first window, whose timeout is no longer than the others'.
 """
 
 from typing import Any, NamedTuple
@@ -29,15 +29,15 @@ ITEM_BYTES = 4
 TIMEOUT_S = 0.01
 """`timeout` of client_lib/src/configs/timeouts.cfg."""
 _THRESHOLD = 100
-"""`timeout_threshold`, and its increment: after so many time-outs, they take twice as long for the rest of a tensor."""
+"""`timeout_threshold`, and its increment: after this many timeouts, they are doubled for the rest of a tensor."""
 _LONGEST = 64
-"""How many times as long they get at most; that client's have no limit."""
+"""Maximum factor of timeouts; that client has no limit."""
 _HEADER = wire_format.HEADER_BYTES
 _NOT_A_NUMBER = 127
-"""The exponent that says so."""
+"""Exponent that marks a block as NaN."""
 _VECTOR = 16
-"""Elements that the client's AVX-512 code rounds at a time, half to even; those left over are rounded half away from
-zero."""
+"""Number of elements that the client's AVX-512 code rounds at a time, half to even; remaining ones are rounded half
+away from zero."""
 _INT32_MAX = 2147483647.0
 _NEVER = 0x7FFFFFFFFFFFFFFF
 
@@ -51,8 +51,8 @@ _ROW = record("i8 number deadline", "f4 scale")
 
 
 class State(NamedTuple):
-    """`me` _ME[1]; `rows` _ROW[window]: the packet outstanding in each, number -1 if none; `packets` uint8[window, 10 +
-    payload]: its bytes."""
+    """State of a worker. `me` _ME[1]; `rows` _ROW[window]: the packet outstanding in each, number -1 if none; `packets`
+    uint8[window, 10 + payload]: its bytes."""
 
     me: np.ndarray
     rows: np.ndarray
@@ -60,7 +60,8 @@ class State(NamedTuple):
 
 
 class WorkerV1:
-    """Owns the state of one worker, which has one tensor at a time. `timeout_s`: of a packet's first retransmission."""
+    """Owns the state of one worker, which processes one tensor at a time. `timeout_s`: timeout of a packet's first
+    retransmission."""
 
     def __init__(self, *, workers: int, window: int, payload_bytes: int, timeout_s: float = TIMEOUT_S):
         self.state = State(
@@ -73,8 +74,8 @@ class WorkerV1:
         self.state.rows["number"] = -1
 
     def begin(self, source: int, target: int, numel: int, dtype: str, divisor: int) -> None:
-        """Make `numel` > 0 elements at address `source` the tensor, with its results divided by `divisor` at `target`
-        (may be equal)."""
+        """Set the current tensor: `numel` > 0 elements at address `source`, with results divided by `divisor` at
+        `target` (may be equal)."""
         me = self.state.me[0]
         me["shift"] = (me["shift"] + me["packets"]) % (2 * me["window"])
         me["job"] += 1
@@ -89,13 +90,13 @@ class WorkerV1:
 
     @property
     def is_done(self) -> bool:
-        """Whether all results are there."""
+        """Whether all results have arrived."""
         return bool(self.state.me[0]["done"] == self.state.me[0]["packets"])
 
 
 @kernel
 def start(worker: State, now: int, out: np.ndarray) -> int:
-    """The first window of the tensor, if it has not been sent yet: how many rows `out` then lists."""
+    """List the tensor's first window in `out`, unless it has been sent already; returns the number of rows."""
     me = worker.me[0]
     if me.begun:
         return 0
@@ -108,8 +109,8 @@ def start(worker: State, now: int, out: np.ndarray) -> int:
 
 @kernel
 def receive(worker: State, address: Address, length: int, now: int, out: np.ndarray, n: int) -> int:
-    """A datagram from the switch, `length` bytes at `address`. If it is a result that a row waits for, it is taken, and
-    the row's next packet built and listed in `out` behind the first `n`; returns how many there are then."""
+    """Process a datagram from the switch, `length` bytes at `address`. If it is a result that a row waits for, it is
+    stored, and the row's next packet built and appended to the first `n` in `out`; returns the new number."""
     me = worker.me[0]
     data = u8_at(address, max(length, 8))
     if length != _HEADER + 4 * me.lanes or me.done == me.packets:
@@ -119,7 +120,7 @@ def receive(worker: State, address: Address, length: int, now: int, out: np.ndar
     row = number % me.batch
     slot, packet = worker.rows[row], worker.packets[row]
     awaited = slot.number == number
-    for i in range(8):  # type and size, job, number and slot are those of the request
+    for i in range(8):  # type and size, job, number and slot must match the request
         awaited &= data[i] == packet[i]
     if not awaited:
         me.refused += 1
@@ -144,8 +145,8 @@ def receive(worker: State, address: Address, length: int, now: int, out: np.ndar
 
 @kernel
 def timeouts(worker: State, now: int, out: np.ndarray, n: int) -> int:
-    """List in `out`, behind the first `n`, the rows whose packets have waited too long; returns how many there are
-    then. `me.earliest` is when to call this again."""
+    """Append the rows whose packets have timed out to the first `n` in `out`; returns the new number. `me.earliest` is
+    the time of the next call."""
     me = worker.me[0]
     if now < me.earliest:
         return n
@@ -170,14 +171,14 @@ def timeouts(worker: State, now: int, out: np.ndarray, n: int) -> int:
 
 @kernel
 def packet_at(worker: State, row: int) -> np.uint64:
-    """The address of a row's packet."""
+    """Address of a row's packet."""
     return worker.packets.ctypes.data + np.uint64(row * worker.packets.shape[1])
 
 
 @kernel
 def exponent_of(address: Address, count: int) -> int:
     """The least e, from -126 on, with 2^e above the magnitudes of `count` float32 at `address`; 127 from 2^126 on, and
-    for what is not finite."""
+    for non-finite values."""
     words = u32_at(address, count)
     top = np.uint32(0)
     for i in range(count):
@@ -187,7 +188,7 @@ def exponent_of(address: Address, count: int) -> int:
 
 @kernel
 def scale_of(exponent: int, workers: int) -> np.float32:
-    """What values of a block are multiplied with; not finite if none of them can be sent."""
+    """Scale of the values of a block; not finite if none of them can be sent."""
     if exponent == _NOT_A_NUMBER:
         return np.float32(np.nan)
     return np.float32(_INT32_MAX / (workers * exp2(exponent)))
@@ -202,7 +203,7 @@ def _build(worker: State, number: int, now: int) -> None:
     position = (number + me.shift) % (2 * me.window)
     packet[1] = me.job & 0xFF
     for i in range(4):
-        packet[2 + i] = (number >> (8 * i)) & 0xFF  # the client writes it as its x86 has it
+        packet[2 + i] = (number >> (8 * i)) & 0xFF  # in the byte order of the client's x86
     put_be16(packet, 6, position // me.window << 15 | position % me.window)
     packet[8] = packet[9] = 0
     lanes_at = packet_at(worker, row) + np.uint64(_HEADER)
@@ -227,14 +228,14 @@ def _build(worker: State, number: int, now: int) -> None:
 
 @kernel
 def _chunk(me: Any, base: int, chunk: int) -> tuple[np.uint64, int]:
-    """Where a chunk of the tensor at `base` lies, and its length in elements."""
+    """Address of a chunk of the tensor at `base`, and its length in elements."""
     first = chunk * me.lanes
     return np.uint64(base) + np.uint64(ITEM_BYTES * first), min(me.lanes, me.numel - first)
 
 
 @kernel
 def _encode_float(address: Address, count: int, lanes_at: Address, lanes: int, scale: np.float32) -> None:
-    """`count` float32 as `lanes` big-endian int32, those behind them 0."""
+    """Convert `count` float32 to `lanes` big-endian int32, of which the remaining ones are set to 0."""
     x, words = f32_at(address, count), u32_at(lanes_at, lanes)
     if not np.isfinite(scale):
         words[:] = 0
@@ -264,7 +265,7 @@ def _decode_float(worker: State, chunk: int, lanes_at: Address, scale: np.float3
 
 @kernel
 def _decode_int(worker: State, chunk: int, lanes_at: Address) -> None:
-    """Means are truncated toward zero."""
+    """Convert the lanes of an integer chunk; means are truncated toward zero."""
     me = worker.me[0]
     address, count = _chunk(me, me.target, chunk)
     sums, z = u32_at(lanes_at, count), i32_at(address, count)

@@ -1,5 +1,5 @@
-"""Codecs chosen while training runs (`--codec auto`): the fastest for the network, within a bound on the error.
+"""Codecs chosen during training (`--codec auto`): the fastest one for the network, within a bound on the error.
 
-`network` learns from timed collectives what the network does, `policy` picks a choice for each bucket from that and
-from what choices cost, `compressor` measures, agrees with the other ranks, and compresses.
+`network` estimates the network from timed collectives, `policy` picks a choice for each bucket from that estimate and
+the costs of the choices, `compressor` measures, agrees with the other ranks, and compresses.
 """

@@ -1,9 +1,10 @@
-"""Compressed all-reduces whose codec is chosen as training goes on; what a CodecState drives for `--codec auto`.
+"""Compressed all-reduces whose codec is chosen during training: the compressor that a CodecState uses for `--codec
+auto`.
 
-Every step of a bucket goes through one choice on all ranks. Before a step, now and then, the ranks exchange what they
-have measured (one all-reduce of a few hundred numbers, of which everybody takes the worst) and then decide alike. After
-a step, after every one unless steps are short, they report what it took, and nobody waits for the answer until the next
-one: if that was out of proportion, they decide before it.
+In every step, a bucket uses the same choice on all ranks. Before some steps, the ranks exchange their measurements (one
+all-reduce of a few hundred numbers, whose maximum over the ranks counts) and then make the same decisions. After a step
+(after every step unless steps are short), they report its network time without waiting for the result until the next
+step; if it was out of proportion, they decide before that step.
 """
 
 import math
@@ -26,18 +27,18 @@ from switchml.codecs.base import ErrorFeedback
 from switchml.codecs.exchange import Attempt, spoiled
 
 REHEARSAL_SHARE = 0.004
-"""Of the time goes into measuring again what choices cost that are not in use."""
+"""Share of the time spent on measuring again what choices cost that are not in use."""
 KEPT = 5
-"""Measurements that count: their median does."""
+"""Number of measurements kept per choice; their median counts."""
 LATEST_STEPS = 4
-"""That a decision learns of the network from; after an alarm only the last."""
+"""Number of latest steps from which a decision learns about the network; after an alarm, only the last one."""
 LATEST_INTERVALS = 16
-"""From the beginning of a step's exchanges to that of the next, which their median is of."""
+"""Number of latest intervals between the starts of two steps' exchanges, whose median is the step time."""
 
 
 @dataclass
 class Health:
-    """What the agent has counted since joining; all zero where there is none."""
+    """Counters of the agent since joining; all zero without an agent."""
 
     rtt_s: float = 0.0
     sent: int = 0
@@ -46,7 +47,7 @@ class Health:
 
 @dataclass
 class _Measured:
-    """What this rank knows of a choice for a bucket, from rehearsals and use."""
+    """This rank's measurements of a choice for a bucket, from rehearsals and from use."""
 
     requests: int = 0
     wire_bytes: int = 0
@@ -66,12 +67,12 @@ class _Bucket:
     calls: int = 0
     rehearsed: int = 0
     durations_s: list[float] = field(default_factory=list)
-    """Of the calls since the last decision."""
+    """Durations of the calls since the last decision."""
 
 
 @dataclass
 class _Record:
-    """What one call came to, on this rank."""
+    """Measurements of one call on this rank."""
 
     step: int
     bucket: int
@@ -83,11 +84,11 @@ class _Record:
 
 
 class AutoCompressor(RankCompressor):
-    """As `compressed.Compressor`, but for a codec that stays the same.
+    """Like `compressed.Compressor`, but with a codec that may change between steps.
 
-    `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
-    the step from which on it holds (from 1), bucket, elements, from, to, and what it was decided on, in bits and
-    seconds. Raises ConfigError for error feedback that does not suit every choice.
+    `settings`: the bound on the error. `health`: returns the agent's counters. `decisions` lists each change: the step
+    from which it applies (counted from 1), bucket, elements, old and new choice, and the estimates behind it, in bits
+    and seconds. Raises ConfigError for error feedback that does not suit every choice.
     """
 
     def __init__(
@@ -123,12 +124,12 @@ class AutoCompressor(RankCompressor):
 
     @property
     def choices(self) -> list[str]:
-        """What the buckets of the latest step take, in their order."""
+        """Choices of the latest step's buckets, in order of the buckets."""
         return [CHOICES[bucket.policy.current] for bucket in self._buckets.values() if bucket.name in self._done]
 
     def allreduce(self, name: str, x: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """The mean over the ranks of `x`, float32[n]; the same bits on every rank. `name`: the bucket's; one that comes
-        again begins a new step."""
+        """Mean of `x`, float32[n], over the ranks; identical bits on every rank. `name`: the bucket's name; a name that
+        was used in this step already begins a new step."""
         self._agree(str(self.settings))
         if name in self._done:
             self._done_before = frozenset(self._done)
@@ -170,7 +171,7 @@ class AutoCompressor(RankCompressor):
                 meter.seconds,
             )
         )
-        if bucket.calls:  # the first one reads memory that was never touched before
+        if bucket.calls:  # the first call touches memory for the first time
             measured.compute_s.append(compute_s)
         bucket.durations_s.append(compute_s + meter.seconds)
         bucket.calls += 1
@@ -179,32 +180,33 @@ class AutoCompressor(RankCompressor):
             self._report(context)
         return spoiled(outcome.mean) if has_failed else outcome.mean
 
-    # -- seeing changes --
+    # -- detecting changes --
 
     def _report(self, context: StepContext) -> None:
-        """All that the step before had is done: what the step's exchanges took. Asked before anybody else can ask for
-        something, so that the order is the same on all ranks."""
+        """Queue the exchange of the completed step's network time. It is queued before any other request can be, so
+        that the order is the same on all ranks."""
         records = [record for record in self._records if record.step == self.step]
         choices = tuple((record.bucket, record.choice) for record in records)
         spent_s = sum(record.network_s for record in records)
         self._reports.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), context)))
 
     def _is_alarmed(self) -> bool:
-        """Whether the step before was out of proportion; the least of all ranks' times counts."""
+        """Whether the previous step's network time was out of proportion; the minimum over the ranks counts."""
         reports, self._reports = self._reports, []
         times = [(choices, -float(answer()[0])) for choices, answer in reports]
         latency_s = self.network.latency_s
         return any([self._watch.sees_change(choices, seconds, latency_s) for choices, seconds in times])
 
     def _probe_rate(self, wire_bytes: int) -> None:
-        """Send a probe of so many bytes."""
+        """Send a probe of `wire_bytes` bytes and time it."""
         context = context_of(self.reducer, "probe")
         start = time.perf_counter()
         self.reducer.reduce(Sum(np.zeros(wire_bytes // 4, np.int32), "int32"), context)
         self._probe = wire_bytes, time.perf_counter() - start
 
     def _make_sure(self) -> None:
-        """Before all goes by a rate that may have been an accident: probe it, and agree on that at once."""
+        """After an alarm, confirm the estimated rate, which may be an outlier: probe it, and agree on the result at
+        once."""
         self._probe_rate(LEAST_PROBE_BYTES)
         context = context_of(self.reducer, "probed")
         times = np.array([-self._probe[1], -self._decision_s], np.float32)
@@ -215,7 +217,7 @@ class AutoCompressor(RankCompressor):
     def _bucket(self, name: str, elements: int) -> _Bucket:
         key = (name, elements)
         if key not in self._buckets:
-            # DDP forms its buckets anew after the first step: what had this name is gone.
+            # DDP rebuilds its buckets after the first step, so earlier buckets of this name no longer exist.
             for other in [k for k in self._buckets if k[0] == name]:
                 del self._buckets[other]
             self._buckets[key] = _Bucket(
@@ -231,10 +233,10 @@ class AutoCompressor(RankCompressor):
             self._records.clear()
         return self._buckets[key]
 
-    # -- what choices cost --
+    # -- costs of choices --
 
     def _rehearse_one(self, bucket: _Bucket, x: np.ndarray, context: StepContext) -> float:
-        """Measure one choice with this vector, if it is time for it; seconds spent."""
+        """Measure one choice on this vector, if a rehearsal is due; returns the seconds spent."""
         if bucket.calls == 0:
             return 0.0
         is_first_round = bucket.rehearsed < len(self.codecs)
@@ -246,7 +248,7 @@ class AutoCompressor(RankCompressor):
         echo = Echo(self.reducer)
         codec = self.codecs[choice]
         outcome = drive(codec.exchange(codec.new_state(), x, context), echo, context)
-        rest = x - outcome.own  # what error feedback would keep
+        rest = x - outcome.own  # the residual that error feedback would keep
         spent_s = time.perf_counter() - start
         measured = bucket.measured[choice]
         measured.requests, measured.wire_bytes = echo.requests, echo.wire_bytes
@@ -256,12 +258,13 @@ class AutoCompressor(RankCompressor):
         self._rehearsed_s += spent_s
         return spent_s
 
-    # -- agreeing and deciding --
+    # -- agreement and decisions --
 
     def _decide(self, is_alarm: bool) -> None:
-        """1. Tell all ranks what this one measured since the last time, and take the worst of everybody's (but of times
-        in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket that
-        came since the last time: the same ones on all ranks, as every rank makes the same calls."""
+        """1. Exchange this rank's measurements since the last decision and take the maximum over the ranks (for network
+        times the minimum: the rank that arrives last waits for nobody).  2. Update the network estimate.  3. Decide for
+        each bucket used since the last decision, which are the same on all ranks, since every rank makes the same
+        calls."""
         buckets = [bucket for bucket in self._buckets.values() if bucket.durations_s]
         records = [r for r in self._records if r.step >= self.step - (1 if is_alarm else LATEST_STEPS)]
         steps = max(1, self.step - self._calendar.decided_at)
@@ -315,7 +318,8 @@ class AutoCompressor(RankCompressor):
             self._calendar.hasten(self.step, wait_s / exchange_s)
 
     def _decide_for(self, bucket: _Bucket, table: np.ndarray, training_s: float, observed: dict[str, float]) -> None:
-        """`table`: float32[choices, 3], agreed: what `_costs_of` says of this bucket."""
+        """Decide for one bucket. `table`: float32[choices, 3], the values of `_costs_of` for this bucket as agreed by
+        the ranks."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
             Costs(measured.requests, round(wire_bytes), compute_s, error, _route_of(codec))
@@ -349,8 +353,8 @@ def _route_of(codec: Codec) -> int:
 
 
 def _costs_of(buckets: list[_Bucket]) -> list[float]:
-    """Bytes on the wire (fewer where a rank's elements lie close together), seconds of computing and error, for each
-    bucket and choice; the latter two infinite where this rank knows none."""
+    """Bytes on the wire (fewer where a rank's elements are close together), seconds of computation, and error, for each
+    bucket and choice; the latter two are infinite for choices that this rank has not measured."""
     return [
         value
         for bucket in buckets
@@ -368,7 +372,8 @@ def _times_of(records: list[_Record]) -> list[float]:
 
 
 def _samples(records: list[_Record], times: np.ndarray) -> list[Sample]:
-    """The exchanges of each step that took one route, together. `times`: float32[records, 2], `_times_of` as agreed."""
+    """Combine the exchanges of each step that took the same route. `times`: float32[records, 2], `_times_of`
+    as agreed."""
     exchanges: dict[tuple[int, int], list[_Record]] = {}
     for record, (least_s, wire_bytes) in zip(records, times.tolist(), strict=True):
         agreed = replace(record, network_s=-least_s, wire_bytes=wire_bytes)
@@ -386,7 +391,7 @@ def _samples(records: list[_Record], times: np.ndarray) -> list[Sample]:
 
 
 def _share(rest: np.ndarray, x: np.ndarray) -> float:
-    """|rest| / |x|, 0 for a vector of zeros; infinite if it has anything that is not finite."""
+    """Relative error |rest| / |x|: 0 for a zero vector, infinite if a value is not finite."""
     whole, left = (float(np.einsum("i,i", v, v)) for v in (x, rest))
     if not math.isfinite(whole + left):
         return math.inf

@@ -1,10 +1,10 @@
-"""What the network does, learned from the collectives that training makes anyway, and from probes where these are too
-small to tell: seconds a request and seconds a byte.
+"""Estimates of the network's latency per request and time per byte, from the collectives of training, and from probes
+where these collectives are too small to show the rate.
 
-All samples are agreed (the least of all ranks' times: the last rank to arrive waits for nobody), so every rank learns
-the same, bit for bit. A machine that does other things as well makes times longer, for some steps on end, and never
-shorter: so estimates are low quartiles, what is faster is believed sooner than what is slower, and what is slower only
-where its bytes stand out, and three times over.
+The ranks agree on all samples (the minimum of their times: the rank that arrives last waits for nobody), so every rank
+has the same estimates, bit for bit. Other load on the machine makes times longer for several consecutive steps, and
+never shorter. Therefore estimates are low quartiles, faster samples are accepted sooner than slower ones, and slower
+ones only if the time of their bytes is visible, and in three samples.
 """
 
 import math
@@ -14,37 +14,41 @@ from dataclasses import dataclass
 from typing import Any
 
 KEPT = 8
-"""Samples that an estimate is made from."""
+"""Number of samples in an estimate."""
 JUMP, LEAP = 1.5, 4.0
-"""The network has changed if samples are so far from the estimate: two in a row, or one that is a leap faster."""
+"""Factors from the estimate that indicate a change of the network: two consecutive samples beyond JUMP, or one that is
+faster by LEAP."""
 SLOWER, PROBE_COUNTS = 3, 2
-"""It has become slower if so many say so; a probe, which is made to find that out, counts for so many."""
+"""Number of samples that show that the network has become slower; a probe, made for this purpose, counts as
+PROBE_COUNTS."""
 LASTING_STEPS, CLEARLY = 16, 8.0
-"""And unless steps take so many times as long, or a probe is among them, they must lie so many steps apart: what else
-the machine does is over by then."""
+"""Unless samples are slower by the factor CLEARLY, or include a probe, they must span LASTING_STEPS steps: other load
+on the machine has passed by then."""
 LEAST_SHARE = 0.05
-"""Of a sample's time that is put down to its bytes, whatever the requests take: an estimate never becomes 0."""
+"""Minimum share of a sample's time attributed to its bytes, however long the requests take, so that an estimate is
+never 0."""
 VISIBLE_SHARE = 0.35
-"""From here on the time of the bytes stands out from the time of the requests."""
+"""Share of a sample's time from which the time of its bytes can be distinguished from that of its requests."""
 FELT_SHARE = 0.05
-"""And from here on steps would take several times as long, were the network fifty times slower."""
+"""Share of a step's time in bytes from which steps would take several times as long if the network were fifty times
+slower."""
 LATER = 3.0
-"""How many times its least a latency may be."""
+"""Accepted latencies, as a multiple of the lowest."""
 
 SUM, GATHER = 0, 1
-"""Routes: sums go through the aggregator, gathers over other sockets; their requests differ in what they take."""
+"""Routes: sums pass through the aggregator, gathers use other sockets; latencies per request differ."""
 
 
 def low(samples: Iterable[float]) -> float:
-    """The lower quartile: what a sample is where nothing else keeps the machine busy."""
+    """Lower quartile: the typical sample without other load on the machine."""
     ordered = sorted(samples)
     return ordered[len(ordered) // 4]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The exchanges of one step together that took one `route`. `wire_bytes`: on the busier direction of a rank's link.
-    `choices`: what their buckets went through."""
+    """All exchanges of one step that took one `route`. `wire_bytes`: on the busier direction of a rank's link.
+    `choices`: the (bucket, choice) pairs of the exchanges."""
 
     choices: tuple[tuple[int, int], ...]
     requests: int
@@ -54,7 +58,7 @@ class Sample:
 
 
 class Network:
-    """The estimates, and in which `regime` they hold: a number that grows when the network changes."""
+    """Network estimates, valid for one `regime`: a number that is incremented when the network changes."""
 
     def __init__(self) -> None:
         self.regime = 0
@@ -71,11 +75,11 @@ class Network:
 
     @property
     def latency_s(self) -> float:
-        """Seconds of a request through the aggregator that hardly carries anything."""
+        """Seconds of a request through the aggregator with hardly any payload."""
         return self.latency_of(SUM)
 
     def latency_of(self, route: int) -> float:
-        """The same of a request by that route; as long as nothing is known of it, as the other."""
+        """Latency of a request by `route`; while that is unknown, the latency of sums."""
         known = self._latencies[route] or self._latencies[SUM]
         return low(known) if known else 0.0
 
@@ -85,34 +89,34 @@ class Network:
 
     @property
     def goodput_bps(self) -> float:
-        """Bits a second that a long collective gets; 0 if unknown."""
+        """Bits per second of a long collective; 0 if unknown."""
         return 8 / self.s_per_byte if self._rates else 0.0
 
     @property
     def is_rate_felt(self) -> bool:
-        """Whether steps would soon take much longer if bytes did."""
+        """Whether steps would soon take much longer if the time per byte grew."""
         return self._share >= FELT_SHARE
 
     @property
     def is_rate_visible(self) -> bool:
-        """Whether the latest step said how fast bytes go, and not only that they go faster than could be seen."""
+        """Whether the latest step measured the rate, rather than only a lower bound on it."""
         return self._share >= VISIBLE_SHARE
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether the latest samples look as if the network had changed."""
+        """Whether the latest samples suggest that the network has changed."""
         return bool(self._odd)
 
     def seconds(self, requests: int, wire_bytes: float, route: int = SUM) -> float:
-        """What an exchange should take."""
+        """Expected duration of an exchange."""
         return requests * self.latency_of(route) + wire_bytes * self.s_per_byte
 
     def add_latency(self, seconds: float) -> None:
         self._latencies[SUM].append(seconds)
 
     def learn(self, step: int, samples: Iterable[Sample]) -> None:
-        """Learn before `step` from steps that followed each other. They count as one for each route and choices: what
-        delays one step delays the next as well."""
+        """Learn from the consecutive steps before `step`. Samples of the same route and choices count as one, since a
+        delay affects consecutive steps."""
         alike: dict[tuple[Any, ...], list[Sample]] = {}
         for sample in samples:
             if sample.wire_bytes > 0:
@@ -122,7 +126,8 @@ class Network:
             self._add(step, steps[len(steps) // 4])
 
     def learn_probe(self, wire_bytes: int, seconds: float, latency_s: float) -> bool:
-        """Learn from a probe, right after a request that took `latency_s`; whether it was enough to show the rate."""
+        """Learn from a probe sent right after a request that took `latency_s`; returns whether it was large enough to
+        show the rate."""
         latency_s = max(latency_s, self.latency_s)
         bulk_s = seconds - latency_s
         is_visible = bulk_s >= VISIBLE_SHARE * seconds
@@ -148,29 +153,29 @@ class Network:
             self._bound(sample.seconds / sample.wire_bytes)
 
     def _takes_for_latency(self, sample: Sample) -> bool:
-        """A gather whose bytes can hardly take most of its time, at the rate that is known, tells what its requests
-        take: nothing else does. What takes longer than that is late, or the network is slower: a probe will tell."""
+        """Treat a gather as a latency sample if, at the known rate, its bytes take little of its time; no other sample
+        shows the latency of gathers. A longer time means a late rank or a slower network, which a probe will show."""
         bulk_s = sample.wire_bytes * self.s_per_byte
         if bulk_s > VISIBLE_SHARE * sample.seconds:
             return False
         self._share = bulk_s / max(sample.seconds, 1e-9)
         latency_s = max((sample.seconds - bulk_s) / max(1, sample.requests), 0.0)
-        # Against the least ever: against the latest, it would creep up with the time that bytes take.
+        # Compared with the lowest ever: compared with the latest, it would creep up with the time of the bytes.
         if latency_s <= LATER * self._least_gather_s:
             self._least_gather_s = min(self._least_gather_s, max(latency_s, self.latency_s / LATER))
             self._latencies[GATHER].append(latency_s)
         return True
 
     def _bound(self, slowest: float) -> None:
-        """The requests took the time: all that is known is that a byte takes no longer than `slowest`."""
+        """Learn from a sample dominated by the time of its requests: a byte takes at most `slowest` seconds."""
         if self._rates and self.s_per_byte > JUMP * slowest:
             self._start_afresh()
         if not self._rates or self.s_per_byte > slowest:
             self._rates.append(slowest)
 
     def _judge(self, rate: float, counts: int, is_sure: bool) -> None:
-        """A sample's seconds a byte; starts afresh if the network has changed. `is_sure`: whether the machine can
-        hardly be why it is slow."""
+        """Add a sample's seconds per byte; start a new regime if the network has changed. `is_sure`: whether other load
+        on the machine is an unlikely cause of a slow sample."""
         known = self.s_per_byte or rate
         if known / JUMP <= rate <= known * JUMP:
             self._odd = []

@@ -1,7 +1,7 @@
-"""Which choice a bucket takes: the shortest expected time among those within the bound on the error.
+"""Choice of a bucket's codec: the shortest expected time among the choices within the bound on the error.
 
-Pure arithmetic over numbers that all ranks have agreed on: no clock, no network, no randomness, so that every rank
-comes to the same decision.
+Pure arithmetic on numbers that all ranks have agreed on: no clock, network or randomness, so that every rank makes the
+same decision.
 """
 
 import math
@@ -14,27 +14,32 @@ from switchml.codecs.registry import parse_error_feedback, parse_settings
 from switchml.errors import ConfigError
 
 CHOICES = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.03", "topk:ratio=0.01", "topk:ratio=0.003")
-"""From exact to coarse. All get along with residual error feedback, so that a bucket may go from any to any other."""
+"""Choices from exact to coarse. All work with residual error feedback, so that a bucket may change from any to any
+other."""
 
 ERROR_FEEDBACKS = ("residual", "none")
-"""What suits every choice: their errors have one meaning, so a change of codec loses nothing."""
+"""Error feedback that suits every choice: the residual has the same meaning for all, so a change of codec loses
+nothing."""
 ALIKE, STAY = 1.03, 1.08
-"""Among choices that are as fast but for this factor the most exact is taken; and one in use is kept, but for this."""
+"""Tolerance factors: among choices within ALIKE of the fastest, the most exact is taken; the current choice is kept
+within STAY of the fastest."""
 TRIAL_STEPS = 40
-"""What so many steps with a choice took is the truth about it; until then there is only the model."""
+"""Number of measured steps after which a trial's measurement replaces the model's estimate."""
 HOPELESS_STEPS, HOPELESS = 8, 2.5
-"""A trial is over after so many steps that took so many times as long as those with the best choice."""
+"""A trial also ends after HOPELESS_STEPS steps that took more than HOPELESS times as long as those with the best
+choice."""
 SLACK = 0.15
-"""Of a step with the best choice: what the model may be wrong by. Choices that it finds slower by less are tried."""
+"""Assumed error of the model, as a share of a step with the best choice: choices whose expected time is longer by less
+are tried."""
 OTHER_RATE = 8.0
-"""What choices took holds as long as the network's rate is another one by less than this factor."""
+"""Measurements remain valid while the network's rate changes by less than this factor."""
 AGAIN_STEPS = 4000
-"""After so many steps a choice that was tried may be tried again, after twice as many the next time, and so on."""
+"""Number of steps after which a choice may be tried again; doubled after each trial."""
 
 
 @dataclass(frozen=True)
 class Auto(CodecSettings):
-    """`--codec auto`: what may be chosen."""
+    """`--codec auto`: settings of the automatic choice."""
 
     name = "auto"
 
@@ -44,17 +49,18 @@ class Auto(CodecSettings):
 
 
 def is_auto(text: str) -> bool:
-    """Whether the text of a codec means that it is to be chosen."""
+    """Whether the text of a codec selects the automatic choice."""
     return text.strip().partition(":")[0] == Auto.name
 
 
 def parse_auto(text: str) -> Auto:
-    """The settings in "auto" or "auto:error=0.9". Raises ConfigError."""
+    """Parse the settings in "auto" or "auto:error=0.9". Raises ConfigError."""
     return parse_settings("codec", {Auto.name: Auto}, text)
 
 
 def check_error_feedback(choice: str | ErrorFeedback | None) -> ErrorFeedback:
-    """The chosen error feedback, by default residual. Raises ConfigError if it does not suit every choice."""
+    """Return the error feedback for `choice`, by default residual. Raises ConfigError if it does not suit
+    every choice."""
     feedback = choice if isinstance(choice, ErrorFeedback) else parse_error_feedback(choice or "residual")
     if feedback.name not in ERROR_FEEDBACKS:
         raise ConfigError(f"memory {feedback.name} with codec auto: expected one of {', '.join(ERROR_FEEDBACKS)}")
@@ -63,8 +69,8 @@ def check_error_feedback(choice: str | ErrorFeedback | None) -> ErrorFeedback:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a choice costs a bucket, as agreed; infinite where not known. `wire_bytes`, `requests`: of one exchange,
-    which takes the network's `route`."""
+    """Costs of a choice for a bucket, as agreed by the ranks; infinite if unknown. `wire_bytes`, `requests`: of one
+    exchange, which takes the network's `route`."""
 
     requests: int = 0
     wire_bytes: int = 0
@@ -79,13 +85,13 @@ class Costs:
 
 @dataclass
 class _Trial:
-    """What a choice really took, in networks of about this rate: medians of some steps each."""
+    """Measured step times of a choice, at about the same network rate: (median seconds, steps) pairs."""
 
     medians: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT))
     steps: int = 0
     last_step: int = 0
     times: int = 1
-    """That it was tried."""
+    """Number of trials of this choice so far."""
 
     @property
     def seconds(self) -> float:
@@ -97,7 +103,7 @@ class _Trial:
 
 
 class BucketPolicy:
-    """The decisions about one bucket. `costs[i]` is of `CHOICES[i]`; `current` the index of the one in use."""
+    """Decisions for one bucket. `costs[i]` belongs to `CHOICES[i]`; `current` is the index of the choice in use."""
 
     def __init__(self, error: float, choices: int = len(CHOICES)):
         self.error = error
@@ -105,33 +111,34 @@ class BucketPolicy:
         self.current = 0
         self._trials: dict[int, _Trial] = {}
         self._s_per_byte = 0.0
-        """Of the network that the trials are of."""
+        """Network rate at which the trials were measured."""
         self.is_open = True
-        """Whether the next decision is likely to be another one."""
+        """Whether the next decision is likely to change the choice."""
 
     def took(self, step: int, seconds: float, steps: int) -> None:
-        """So many steps with the current choice, the last before `step`, took `seconds` each (their median), computing
-        and exchanging, in the network of the last decision."""
+        """Record `steps` steps with the current choice, the last one before `step`, whose computation and exchange took
+        `seconds` each (median), in the network of the last decision."""
         trial = self._trials.setdefault(self.current, _Trial())
         trial.medians.append((seconds, steps))
         trial.steps += steps
         trial.last_step = step
 
     def expected_s(self, choice: int, network: Network) -> float:
-        """What the model says that a step with `choice` takes: nobody waits for anybody, and nothing is in the way."""
+        """Duration of a step with `choice` according to the model, without waiting for other ranks or contention."""
         costs = self.costs[choice]
         return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.route)
 
     def admissible(self) -> list[int]:
-        """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""
+        """Choices whose costs are known and whose error is within the bound; `none` (0) is always within it."""
         return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
 
     def decide(self, step: int, network: Network, training_s: float = 0.0) -> int:
-        """The choice from `step` on. `training_s`: agreed seconds of a step besides all buckets' exchanges.
+        """Decide on the choice from `step` on. `training_s`: agreed seconds of a step excluding all buckets' exchanges.
 
-        1. In a new network take what the model expects to be the shortest, or the most exact of those as short.
-        2. Try for some steps each choice that the model expects to be nearly as short.
-        3. Take the one that was the shortest, unless the gain is small.
+        1. In a new network, take the choice with the shortest expected time, or the most exact of those nearly as
+        short.
+        2. Try each choice whose expected time is nearly as short for some steps.
+        3. Take the choice with the shortest measured time, unless the gain is small.
         """
         allowed = self.admissible()
         if not allowed or not network.is_known:
@@ -165,13 +172,13 @@ class BucketPolicy:
         return best
 
     def _forget_late(self, step: int) -> None:
-        """Allow choices that were tried long ago another trial."""
+        """Allow another trial of choices that were tried long ago."""
         for choice, trial in self._trials.items():
             if choice != self.current and trial.medians and step - trial.last_step > AGAIN_STEPS * trial.times:
                 self._trials[choice] = _Trial(times=2 * trial.times)
 
 
 def _most_exact(seconds: dict[int, float]) -> int:
-    """Of the choices that take as little as the best, but for ALIKE."""
+    """The most exact of the choices within a factor ALIKE of the fastest."""
     least = min(seconds.values())
     return min(choice for choice, one in seconds.items() if one <= ALIKE * least)

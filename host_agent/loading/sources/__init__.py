@@ -1,1 +1,1 @@
-"""Where samples come from: files of records, arrays, a data set of the user's own. `base` says what a source is."""
+"""Sources of samples: files of records, arrays, and a user's own data set. `base` defines the interface."""

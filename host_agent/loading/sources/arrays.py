@@ -1,5 +1,5 @@
-"""Rows of arrays that are sliced: HDF5's, Zarr's, or anything else with a length, a dtype and slices. Near-by rows are
-read as one slice.
+"""Sources of rows of sliceable arrays: HDF5, Zarr, or any other with a length, a dtype and slices. Nearby rows are read
+as one slice.
 """
 
 import threading
@@ -15,8 +15,8 @@ from switchml.errors import ConfigError
 
 
 class Rows:
-    """Sample i is array[i]. `files`: what the array is read from, to notice that it has changed. Rows in the same chunk
-    are read together, as are those with at most `gap_bytes` in between."""
+    """Source whose sample i is array[i]. `files`: files behind the array, to detect changes. Rows in the same chunk are
+    read together, as are those separated by at most `gap_bytes`."""
 
     def __init__(
         self, array: Any, name: str = "", *, files: Files | None = None, gap_bytes: int = GAP_BYTES, chunk: int = 1
@@ -27,7 +27,7 @@ class Rows:
         self.sample_bytes = int(array.dtype.itemsize * np.prod(array.shape[1:], dtype=np.int64))
         self._gap = max(gap_bytes // max(self.sample_bytes, 1), chunk - 1)
         self._most = max(MOST_BYTES // max(self.sample_bytes, 1), chunk)
-        self._lock = threading.Lock()  # h5py's files are for one thread at a time
+        self._lock = threading.Lock()  # h5py's files are not safe for concurrent use
         self.traffic = Traffic()
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class Rows:
         return self._name or type(self._array).__name__
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Rows, or in place of one why it could not be read (`Source.read`)."""
+        """Rows, or exceptions in place of rows that could not be read (`Source.read`)."""
         wanted = np.asarray(indices, np.int64)
         order = np.unique(wanted)
         changed = self._files.changed(0) if self._files is not None else None
@@ -50,7 +50,7 @@ class Rows:
             try:
                 with self._lock:
                     rows = self._array[start:stop]
-            except Exception as error:  # told with the samples' numbers
+            except Exception as error:  # reported with the samples' numbers
                 found |= dict.fromkeys(members, error)
                 continue
             if len(rows) != stop - start:
@@ -63,8 +63,8 @@ class Rows:
 
 
 def hdf5(url: str, name: str, *, gap_bytes: int = GAP_BYTES, **options: Any) -> Rows:
-    """Rows of data set `name` of an HDF5 file (h5py). `options`: `Files`'. Raises ConfigError where it has no such data
-    set, and names those that it has."""
+    """Rows of data set `name` of an HDF5 file (h5py). `options`: those of `Files`. Raises ConfigError if there is no
+    such data set, with the names of the existing ones."""
     try:
         import h5py
     except ImportError:
@@ -84,7 +84,8 @@ def hdf5(url: str, name: str, *, gap_bytes: int = GAP_BYTES, **options: Any) -> 
 
 
 def zarr(url: str, name: str = "", *, gap_bytes: int = GAP_BYTES, options: dict[str, Any] | None = None) -> Rows:
-    """Rows of a Zarr array, `name` of a group. `options`: fsspec's. Raises ConfigError where it is none."""
+    """Rows of a Zarr array, or of array `name` of a group. `options`: fsspec's. Raises ConfigError if there is no such
+    array."""
     try:
         import zarr as zarr_package
     except ImportError:

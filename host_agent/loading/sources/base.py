@@ -1,4 +1,4 @@
-"""What a planned loader reads from: an object with a length and `read(indices)`."""
+"""The interface of a data source of a planned loader: a length and `read(indices)`."""
 
 import threading
 from collections.abc import Sequence
@@ -9,25 +9,25 @@ import numpy as np
 
 @runtime_checkable
 class Source(Protocol):
-    """A data set. It may also have `sample_bytes` (of its largest sample), and `traffic`."""
+    """A data set. May also have `sample_bytes` (size of its largest sample), and `traffic`."""
 
     def __len__(self) -> int:
-        """Samples."""
+        """Number of samples."""
         ...
 
     def read(self, indices: Sequence[int], /) -> Sequence[Any]:
-        """The samples of sorted `indices`, in this order: arrays, numbers, bytes, or tuples and dictionaries of them.
-        In place of a sample that cannot be read it may have the exception; raising one instead fails all of them.
-        Several threads call it."""
+        """Read the samples of sorted `indices`, in this order: arrays, numbers, bytes, or tuples and dictionaries of
+        them. The result may contain an exception in place of a sample that cannot be read; raising an exception fails
+        all of them. Called by several threads."""
         ...
 
 
 class SourceChanged(OSError):
-    """A file is not what it was when its source was opened: reading it again does not help."""
+    """A file has changed since its source was opened; a retry does not help."""
 
 
 class Traffic:
-    """Reads of storage and the bytes that they brought, unwanted ones in between included."""
+    """Counters of reads from storage and the bytes read, including unwanted ones in between. Thread-safe."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -35,15 +35,15 @@ class Traffic:
         self._lock = threading.Lock()
 
     def add(self, reads: int, size_bytes: int) -> None:
-        """Count these."""
+        """Add to the counters."""
         with self._lock:
             self.reads += reads
             self.bytes += size_bytes
 
 
 def joined(starts: np.ndarray, ends: np.ndarray, gap: int, most: int) -> list[tuple[int, int]]:
-    """Neighbours to read at once: (first, end) places in sorted int64 `starts` and `ends`. Two are joined where at most
-    `gap` units lie between them, as long as the whole has at most `most`."""
+    """Group ranges that are read at once: (first, end) positions in sorted int64 `starts` and `ends`. Adjacent ranges
+    are joined if at most `gap` units are between them, as long as the group spans at most `most`."""
     groups, first = [], 0
     for at in range(1, len(starts) + 1):
         if at < len(starts) and starts[at] - ends[at - 1] <= gap and ends[at] - starts[first] <= most:
@@ -54,7 +54,7 @@ def joined(starts: np.ndarray, ends: np.ndarray, gap: int, most: int) -> list[tu
 
 
 def size_of(sample: Any) -> int:
-    """Bytes of a sample, as far as they count: those of its arrays, tensors and bytes."""
+    """Size of a sample in bytes, counting only its arrays, tensors, bytes and strings."""
     if isinstance(sample, dict):
         return sum(size_of(each) for each in sample.values())
     if isinstance(sample, tuple | list):
@@ -65,7 +65,7 @@ def size_of(sample: Any) -> int:
 
 
 def owned(sample: Any) -> Any:
-    """The sample without a view of a larger piece of memory, to be kept."""
+    """Copy of a sample that does not refer to a larger piece of memory."""
     if isinstance(sample, np.ndarray) and sample.base is not None:
         return sample.copy()
     if isinstance(sample, dict):

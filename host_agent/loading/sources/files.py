@@ -1,5 +1,5 @@
-"""Ranges of bytes of files, by fsspec: local ones, HTTP, S3 and whatever else it knows. A file that changes while it is
-read is noticed: a local one in each read, another one at most `check_every_s` later.
+"""Byte ranges of files, through fsspec: local ones, HTTP, S3 and any other protocol it supports. Changes of a file
+while it is in use are detected: in each read of a local file, at most `check_every_s` later for others.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from host_agent.loading.sources.limit import ReadLimit
 from switchml.errors import ConfigError
 
 REMOTE_READS = 32
-"""Ranges in flight at a time at most, of all calls together (`ReadLimit` says how many); fsspec's own limit is 128
-for each call, too many for four ranks and one server."""
+"""Maximum number of ranges in flight over all calls (`ReadLimit` sets the actual number); fsspec's own limit is 128 per
+call, too many for four ranks and one server."""
 IDENTITY = ("size", "ETag", "etag", "Last-Modified", "LastModified", "mtime", "Content-MD5", "Digest")
-"""What of fsspec's `info` tells one version of a file from another."""
+"""Fields of fsspec's `info` that distinguish versions of a file."""
 
 
 def is_local(url: str) -> bool:
-    """A path of this machine."""
+    """Whether a URL is a path on this machine."""
     return "://" not in url and "::" not in url or url.startswith("file://")
 
 
 def local_path(url: str) -> str:
-    """Without the scheme."""
+    """URL without the file scheme."""
     return url.removeprefix("file://")
 
 
 def filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """fsspec's file system for `url`, and the path in it. Raises ConfigError where a package is missing."""
+    """fsspec's file system for `url`, and the path in it. Raises ConfigError if a package is missing."""
     try:
         import fsspec
 
@@ -44,8 +44,8 @@ def filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 class Files:
-    """`urls` of one file system. `options`: fsspec's for it (headers, credentials, …). Raises OSError for files that
-    are not there."""
+    """Files of one file system, given by `urls`. `options`: fsspec's (headers, credentials, …). Raises OSError for
+    missing files."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class Files:
         self._checked_at = [time.monotonic()] * len(self.urls)
 
     def size(self, number: int) -> int:
-        """Bytes of a file, when it was opened."""
+        """Size of a file in bytes at the time it was opened."""
         size = self._identities[number]["size"]
         if size is None:
             raise ConfigError(f"{self.urls[number]}: the server does not say how large it is; expected Content-Length")
         return int(size)
 
     def open(self, number: int) -> Any:
-        """The file as an object that reads and seeks."""
+        """Open the file as an object with read and seek."""
         if self.is_local:
             return open(local_path(self.urls[number]), "rb")
         return self._filesystem.open(self._paths[number], "rb", cache_type="none")
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
-        """The bytes of each (file, start, end), or why not: a short read is an EOFError, a file that has changed
-        SourceChanged."""
+        """Read each range (file, start, end): its bytes, or an exception: EOFError for a short read, SourceChanged for
+        a file that has changed."""
         found = [self._read_local(*each) for each in ranges] if self.is_local else self._read_remote(ranges)
         checked: list[bytes | Exception] = []
         for (number, start, end), data in zip(ranges, found, strict=True):
@@ -101,13 +101,14 @@ class Files:
         return checked
 
     def changed(self, number: int) -> SourceChanged | None:
-        """Whether a file is not the one that was opened. Asks a remote one's storage if it has not done so lately."""
+        """SourceChanged if the file differs from the one that was opened, else None. For a remote file, storage is
+        queried only if the last check is older than `check_every_s`."""
         now = time.monotonic()
         if not self.is_local and now < self._checked_at[number] + self._check_every_s:
             return None
         try:
             identity = self._identity(number)
-        except Exception:  # gone for now: a read finds that out by itself
+        except Exception:  # currently not accessible: a read will report that itself
             return None
         self._checked_at[number] = now
         before = self._identities[number]
@@ -122,7 +123,7 @@ class Files:
         if self.is_local:
             state = os.stat(local_path(self.urls[number]))
             return {"size": state.st_size, "inode": state.st_ino, "mtime_ns": state.st_mtime_ns}
-        # A listing that fsspec keeps would never change.
+        # Otherwise a cached listing of fsspec would hide changes.
         self._filesystem.invalidate_cache(self._paths[number])
         info = self._filesystem.info(self._paths[number])
         return {name: info[name] for name in IDENTITY if info.get(name) is not None} | {"size": info.get("size")}
@@ -151,8 +152,8 @@ class Files:
         return found
 
     async def _gathered(self, ranges: Sequence[tuple[int, int, int]]) -> list[Any]:
-        """What calls ask for later waits until the earlier one's ranges are all under way: two windows that share
-        storage evenly would end together, and leave it idle until the next ones have begun."""
+        """Ranges of a later call wait until all of an earlier one's are in flight: two windows that share storage
+        evenly would end together, and leave it idle until the next ones have begun."""
 
         async def one(number: int, start: int, end: int) -> Any:
             await self._turns.take()
@@ -167,7 +168,7 @@ class Files:
         return await asyncio.gather(*(one(*each) for each in ranges), return_exceptions=True)
 
     def close(self) -> None:
-        """Of local files, the descriptors."""
+        """Close descriptors of local files."""
         with self._lock:
             for descriptor in self._descriptors.values():
                 os.close(descriptor)

@@ -1,26 +1,27 @@
-"""How many reads of remote storage are under way at a time: as many as come back about as soon as one alone would. More
-would wait in a queue in front of the slowest link, and when that overflows, TCP loses what it had gained.
+"""Limit on concurrent reads from remote storage: as many as complete about as quickly as a single one. More would queue
+in front of the slowest link, and when that queue overflows, TCP slows down.
 """
 
 import asyncio
 from collections import deque
 
 FEWEST = 4
-"""Reads at the beginning, and however long they take: one answer comes while the next ones are asked for."""
+"""Initial and minimum limit, whatever the durations: one response is received while the next ones are requested."""
 TOLERANCE = 2.0
-"""Up to how many times the quickest read's duration is taken for the storage's own unevenness."""
+"""Ratio to the quickest read's duration up to which a read counts as normal variation of the storage."""
 SMOOTHING = 0.1
 """Weight of the latest read."""
 FORGOTTEN_AFTER = 1000
-"""Reads after which the quickest of each size is looked for anew: a path may become slower."""
+"""Number of reads after which the quickest durations are reset, since a path may become slower."""
 
 
 class ReadLimit:
-    """Turns to read, first come, first served; of one event loop. `most`: reads under way at a time at most.
+    """Semaphore with an adaptive limit for reads, first come, first served; used by one event loop. `most`: maximum
+    number of reads in flight.
 
     The limit follows the durations as TCP Vegas' window does (Brakmo and Peterson, 1995), in the form limit · gradient
     + √limit / 2: the gradient is the duration of the quickest read of about the same size, times TOLERANCE, over that
-    of the one that has just come, from 0.5 to 1; the rest is what may wait in the queue."""
+    of the read that has just completed, clamped to 0.5 to 1; the rest is the tolerated queue."""
 
     def __init__(self, most: int):
         self._most = most
@@ -32,7 +33,7 @@ class ReadLimit:
         self._reads = 0
 
     async def take(self) -> None:
-        """Wait for a turn; `give_back` ends it."""
+        """Wait for a permit; `give_back` releases it."""
         if self._under_way < int(self.limit) and not self._waiting:
             self._under_way += 1
             return
@@ -41,12 +42,12 @@ class ReadLimit:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it had come
+            if turn.done() and not turn.cancelled():  # the permit had been granted
                 self.give_back()
             raise
 
     def give_back(self, size_bytes: int = 0, elapsed_s: float = 0.0) -> None:
-        """End a turn. `size_bytes`, `elapsed_s`: of a read that went well."""
+        """Release a permit. `size_bytes`, `elapsed_s`: of a successful read."""
         self._under_way -= 1
         if elapsed_s > 0:
             self._learn(size_bytes.bit_length(), elapsed_s)

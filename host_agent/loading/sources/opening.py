@@ -1,4 +1,4 @@
-"""`open_source`: a source by the name of its file."""
+"""`open_source`: open a source by file name."""
 
 import glob
 from typing import Any
@@ -14,13 +14,13 @@ EXPECTED = "x.npy, x.tar, x.h5:DATASET, x.zarr or x.zarr:ARRAY"
 
 
 def open_source(url: str | list[str], **options: Any) -> Source:
-    """A source of samples in files: paths or URLs that fsspec knows (http, s3, …); several .npy or .tar files, or a
-    pattern with * of local ones, follow each other. `x.h5:images` is a data set of an HDF5 file.
+    """Open a source of samples in files: paths or URLs supported by fsspec (http, s3, …); several .npy or .tar files,
+    or a pattern with * of local ones, are concatenated. `x.h5:images` is a data set of an HDF5 file.
 
-    `options` go to the reader: `gap_bytes` (up to how much between two samples is read along), `options` (fsspec's:
-    headers, credentials), `check_every_s` (how often a remote file is checked for changes), `decode` (.tar). Raises
-    ConfigError where the kind is unknown, a package is missing, or the file is not what its name says; OSError where
-    it is not there."""
+    `options` are passed to the reader: `gap_bytes` (largest gap between two samples that are read in one range),
+    `options` (fsspec's: headers, credentials), `check_every_s` (interval between checks of a remote file for changes),
+    `decode` (.tar). Raises ConfigError if the file type is unknown, a package is missing, or the file is not of the
+    type that its name indicates; OSError if it is missing."""
     urls = [url] if isinstance(url, str) else list(url)
     if len(urls) == 1 and is_local(urls[0]) and "*" in urls[0]:
         urls = sorted(glob.glob(local_path(urls[0])))
@@ -40,7 +40,7 @@ def open_source(url: str | list[str], **options: Any) -> Source:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """(file, data set in it)."""
+    """Split a URL into (file, data set in it)."""
     for ending in (".h5:", ".hdf5:", ".zarr:"):
         path, found, name = url.rpartition(ending)
         if found:

@@ -1,4 +1,4 @@
-"""Sources made of others' objects: data sets with items, several sources side by side."""
+"""Sources built from other objects: map-style data sets, and several sources in parallel."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,8 @@ from switchml.errors import ConfigError
 
 
 class Items:
-    """A map-style data set, as torch's `Dataset`: `__getitem__` and `__len__`, and `__getitems__` where it has that."""
+    """Source of a map-style data set, such as torch's `Dataset`: with `__getitem__` and `__len__`, and optionally
+    `__getitems__`."""
 
     def __init__(self, dataset: Any, reads_at_once: int = 4):
         self._dataset = dataset
@@ -23,7 +24,7 @@ class Items:
         return type(self._dataset).__name__
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Samples, or in place of one what was raised (`Source.read`)."""
+        """Samples, or exceptions in place of samples that could not be read (`Source.read`)."""
         if hasattr(self._dataset, "__getitems__"):
             samples = list(self._dataset.__getitems__(list(indices)))
         else:
@@ -34,13 +35,13 @@ class Items:
     def _one(self, index: int) -> Any:
         try:
             return self._dataset[index]
-        except Exception as error:  # named with the sample by who reads
+        except Exception as error:  # reported by the reader with the sample's number
             return error
 
 
 class Columns:
-    """Sample i is the tuple of the sources' samples i, as of images and labels. Raises ConfigError where their lengths
-    differ."""
+    """Source whose sample i is the tuple of the sources' samples i, such as images and labels. Raises ConfigError if
+    their lengths differ."""
 
     def __init__(self, *sources: Source):
         lengths = [len(each) for each in sources]
@@ -56,35 +57,36 @@ class Columns:
 
     @property
     def sample_bytes(self) -> int:
-        """Of all columns."""
+        """Size of a sample over all columns."""
         return sum(sample_bytes(each) for each in self._sources)
 
     @property
     def traffics(self) -> list[Traffic]:
-        """Of the columns."""
+        """Traffic counters of the columns."""
         return [traffic for each in self._sources for traffic in traffics(each)]
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Tuples, or what kept one of their parts from being read (`Source.read`)."""
+        """Tuples, or the exception of the first part that could not be read (`Source.read`)."""
         rows = zip(*(each.read(indices) for each in self._sources), strict=True)
         return [next((part for part in row if isinstance(part, Exception)), row) for row in rows]
 
 
 def traffics(source: Source) -> list[Traffic]:
-    """What counts a source's reads; empty for one that counts none."""
+    """Traffic counters of a source; empty if it has none."""
     if hasattr(source, "traffics"):
         return list(source.traffics)
     return [source.traffic] if hasattr(source, "traffic") else []
 
 
 def sample_bytes(source: Source) -> int:
-    """Of the largest sample: as the source says, else of the first one."""
+    """Size of the largest sample according to the source, else of the first sample."""
     known = getattr(source, "sample_bytes", None)
     return int(known) if known is not None else size_of(source.read([0])[0])
 
 
 def as_source(dataset: Any) -> Source:
-    """`dataset` if it has `read(indices)`, else its items. Raises ConfigError if it has neither, or no length."""
+    """`dataset` itself if it has `read(indices)`, else a source of its items. Raises ConfigError if it has neither, or
+    no length."""
     if not hasattr(dataset, "__len__"):
         raise ConfigError(f"{type(dataset).__name__} has no length: a plan needs to know how many samples there are")
     if callable(getattr(dataset, "read", None)):

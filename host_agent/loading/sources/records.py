@@ -1,4 +1,4 @@
-"""Records in files: each sample is a range of bytes of a file. Near-by ones are read as one range."""
+"""Source of records in files: each sample is a byte range of a file. Nearby ones are read as one range."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,13 +11,14 @@ from switchml.errors import ConfigError
 from switchml.files import array_header
 
 GAP_BYTES = 32 << 10
-"""Up to so much between two wanted records is read along: at 25 MB/s it takes 1.3 ms, less than a request."""
+"""Largest gap between two wanted records that is read along: at 25 MB/s it takes 1.3 ms, less than a request."""
 MOST_BYTES = 8 << 20
-"""The largest range that records are joined to."""
+"""Maximum size of a range of several records."""
 
 
 class Records:
-    """Sample i is decode(bytes, i) of bytes starts[i] to ends[i] of file file_of[i]; int64 arrays (samples,)."""
+    """Source whose sample i is decode(bytes, i) of bytes starts[i] to ends[i] of file file_of[i]; int64 arrays
+    (samples,)."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Records:
         return f"{self.files.urls[0]}{more}"
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Samples, or in place of one why it could not be read (`Source.read`)."""
+        """Samples, or exceptions in place of samples that could not be read (`Source.read`)."""
         wanted = np.asarray(indices, np.int64)
         ranges: list[tuple[int, int, int]] = []
         members: list[np.ndarray] = []
@@ -64,13 +65,13 @@ class Records:
     def _one(self, data: memoryview, start: int, sample: int) -> Any:
         try:
             return self._decode(data[self._starts[sample] - start : self._ends[sample] - start], sample)
-        except Exception as error:  # a damaged sample is one that cannot be read
+        except Exception as error:  # a corrupt sample counts as one that cannot be read
             return error
 
 
 def npy(urls: Sequence[str], *, gap_bytes: int = GAP_BYTES, **options: Any) -> Records:
-    """Rows of .npy files, one after the other. `options`: `Files`'. Raises ConfigError where they are no such files, of
-    different rows, or shorter than their headers say."""
+    """Rows of .npy files, concatenated. `options`: those of `Files`. Raises ConfigError if a file is of another format,
+    has rows of another shape or dtype, or is shorter than its header indicates."""
     files = Files(urls, **options)
     layouts = [_npy_header(files, number) for number in range(len(urls))]
     offset, rows, shape, dtype = layouts[0]
@@ -88,7 +89,7 @@ def npy(urls: Sequence[str], *, gap_bytes: int = GAP_BYTES, **options: Any) -> R
 
 
 def _npy_header(files: Files, number: int) -> tuple[int, int, tuple[int, ...], np.dtype[Any]]:
-    """(offset of the data, rows, shape of a row, dtype): NumPy's format, versions 1.0 and 2.0."""
+    """(offset of the data, rows, shape of a row, dtype) of a .npy file, format versions 1.0 and 2.0."""
     url = files.urls[number]
     with files.open(number) as file:
         try:

@@ -1,5 +1,5 @@
-"""WebDataset's shards: tar files in which the files of one sample follow each other and share the name up to the first
-dot (`0001.jpg`, `0001.cls`). A sample is a dictionary of what comes behind the dot.
+"""Source of WebDataset shards: tar files in which the files of a sample are consecutive and have the same name up to
+the first dot (`0001.jpg`, `0001.cls`). A sample is a dictionary keyed by the part after the dot.
 """
 
 import io
@@ -16,7 +16,7 @@ from switchml.errors import ConfigError
 from switchml.files import array_header
 
 Member = tuple[str, int, int]
-"""(what comes behind the dot, first byte, end) of one file of a sample."""
+"""(name after the dot, first byte, end) of one file of a sample."""
 
 
 def webdataset(
@@ -26,9 +26,9 @@ def webdataset(
     gap_bytes: int = GAP_BYTES,
     **options: Any,
 ) -> Records:
-    """Samples of tar files, whose headers are read once, here. `decode`: makes what is trained on of a sample: a
-    dictionary of `__key__` and its files, decoded by their names (`decoded`). `options`: `Files`'. Raises ConfigError
-    for what is no tar file, or an empty one."""
+    """Samples of tar files, whose headers are read once, when this is called. `decode`: converts a sample for training:
+    a dictionary of `__key__` and its files, decoded by name (`decoded`). `options`: those of `Files`. Raises
+    ConfigError for a file that is not a tar file, or an empty one."""
     files = Files(urls, **options)
     keys: list[str] = []
     members: list[list[Member]] = []
@@ -53,7 +53,7 @@ def webdataset(
 
 
 def _samples(files: Files, number: int) -> list[tuple[str, list[Member]]]:
-    """(key, its files) of one tar file, in its order."""
+    """(key, files of the sample) of one tar file, in order."""
     found: list[tuple[str, list[Member]]] = []
     try:
         with files.open(number) as file, tarfile.open(fileobj=file, mode="r:") as archive:
@@ -72,8 +72,8 @@ def _samples(files: Files, number: int) -> list[tuple[str, list[Member]]]:
 
 
 def decoded(name: str, data: bytes) -> Any:
-    """As WebDataset's basic handlers: numbers of .cls, .cls2, .index, .inx and .id, text of .txt, .text, .transcript,
-    JSON and .npy; anything else stays bytes. Nothing is unpickled."""
+    """Decode a file by its extension as WebDataset's basic handlers do: numbers of .cls, .cls2, .index, .inx and .id,
+    text of .txt, .text, .transcript, JSON and .npy; anything else stays bytes. Nothing is unpickled."""
     kind = name.rpartition(".")[2].lower()
     if kind in ("cls", "cls2", "index", "inx", "id"):
         return int(data)

@@ -1,5 +1,5 @@
-"""What the P4 data planes share, whether one switch sums or a tree of them: jobs come and go under one lock, and a
-thread watches the switches and marks jobs that have lost their slots as failed.
+"""Common part of the P4 data planes, for one switch or a tree of them: jobs are added and removed under one lock, and a
+thread monitors the switches and marks jobs that have lost their slots as failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WATCH_EVERY_S = 0.25
 
 @dataclass
 class Job:
-    """A job in the switches. `failure`: why it can't continue."""
+    """A job on the switches. `failure`: why it can't continue."""
 
     spec: JobSpec
     failure: str = ""
@@ -40,14 +40,14 @@ class P4Base(Generic[JobType]):
     """The common part of `Dataplane` around connected `drivers`. A data plane adds the rest, with `_remove`,
     `_check_switches` and `_clear`.
 
-    `address`, `mac`: where ranks send. `window_bytes`: how much of one rank's packets the path to a switch can buffer.
-    Methods may be called from any thread.
+    `address`, `mac`: addresses that ranks send to. `window_bytes`: bytes of one rank's packets that the path to a
+    switch can buffer. Methods may be called from any thread.
     """
 
     kind = "p4"
     authenticates = False
-    ends_early = False  # a tree of switches never does
-    halves = False  # a switch adds integers
+    ends_early = False  # not supported by a tree of switches
+    halves = False  # a switch sums integers
     buffer_a_rank = True
     v1_place: tuple[str, int] | None = None
     most_parts = 1
@@ -107,10 +107,10 @@ class P4Base(Generic[JobType]):
                 unknown = []
             return {"refused_address": sum(unknown)}
 
-    # What each data plane defines
+    # Defined by each data plane
 
     def _remove(self, job: JobType) -> None:
-        """Remove all of a job, also of one that was only partly added."""
+        """Remove all of a job, even if it was only partly added."""
         raise NotImplementedError
 
     def _check_switches(self) -> None:
@@ -118,15 +118,15 @@ class P4Base(Generic[JobType]):
         raise NotImplementedError
 
     def _clear(self) -> None:
-        """Remove what the switches need before any job."""
+        """Remove the configuration that the switches need before any job."""
         raise NotImplementedError
 
-    # What each data plane uses
+    # Used by each data plane
 
     @contextlib.contextmanager
     def _adding(self, job: JobType) -> Iterator[None]:
-        """The context in which a job is put into the switches: it is listed once it is complete, and removed if an
-        error occurs. Raises ConfigError if a switch refuses."""
+        """Context in which a job is added to the switches: it is listed once it is complete, and removed if an error
+        occurs. Raises ConfigError if a switch refuses."""
         try:
             yield
         except BaseException as error:
@@ -139,7 +139,7 @@ class P4Base(Generic[JobType]):
         self._jobs[job.spec.job_id] = job
 
     def _fail_all(self, reason: str) -> None:
-        """The first reason for a job's failure stays."""
+        """Mark all jobs as failed; a job's first reason is kept."""
         for job in self._jobs.values():
             job.failure = job.failure or reason
 

@@ -1,4 +1,4 @@
-"""What running BMv2's simple_switch on veth pairs takes of this machine."""
+"""Requirements of this machine for running BMv2's simple_switch on veth pairs."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from switchml.errors import ConfigError
 
 
 def lacks() -> list[str]:
-    """What is missing, in words; nothing where it can run."""
+    """Descriptions of missing requirements; empty if it can run."""
     return [
         words
         for words, is_there in (
@@ -20,6 +20,6 @@ def lacks() -> list[str]:
 
 
 def check() -> None:
-    """Raises ConfigError where it can't run."""
+    """Raises ConfigError if it can't run."""
     if missing := lacks():
         raise ConfigError(f"the aggregator bmv2 needs {' and '.join(missing)}; the aggregator p4 needs none of it")

@@ -1,8 +1,8 @@
 """The P4 data plane: jobs on a switch that runs p4/switchml.p4, through a driver (p4/driver.py).
 
-While a job lives, it has entries in the switch, a multicast group, and a UDP port for each rank that reaches the switch
-that way. A thread watches the switch. A restart loses the slots of all jobs, whose sums exist nowhere else: those jobs
-fail, with a reason, and the switch is reprogrammed for the next ones.
+While a job runs, it has entries in the switch, a multicast group, and a UDP port for each rank that reaches the switch
+that way. A thread monitors the switch. A restart loses the slots of all jobs, whose sums exist nowhere else: those jobs
+fail, with a reason, and the switch is reprogrammed for later ones.
 """
 
 import ipaddress
@@ -30,20 +30,21 @@ SWITCH_ADDRESS, SWITCH_MAC = "10.0.0.254", 0x02_00_00_00_00_FE
 RANK_MACS = 0x02_5A_00_00_00_00
 """MAC addresses of ranks without an interface: these bits, and the worker's number on the switch."""
 SILENCE_LIMIT_S = 3.0
-"""How long a switch may be silent before the jobs on it fail."""
+"""Seconds that a switch may be silent before its jobs fail."""
 STALL_S = 1.0
 MAX_PORT = 510
 STATIONS = 4096
 SOCKET_BYTES = 16 << 20
-"""The buffer that our switch requests for each UDP port."""
+"""Receive buffer that switchml's switch requests for each UDP port."""
 BMV2_WINDOW_BYTES = 32 * DATAGRAM_MEMORY_BYTES
-"""simple_switch reads its ports through libpcap, whose small ring loses what comes faster than about 32 packets."""
+"""simple_switch reads its ports through libpcap, whose small ring loses packets that arrive in bursts of more than
+about 32."""
 _LOCATE_TRIES, _LOCATE_PAUSE_S = 10, 0.05
 
 
 @dataclass(kw_only=True)
 class _Job(p4_base.Job):
-    """`links[rank]` is None for ranks that come through ports that were there before."""
+    """A job on the switch. `links[rank]` is None for ranks on ports that existed before."""
 
     place: RegisterPlace
     hosts: list[Host | None]
@@ -55,18 +56,19 @@ class _Job(p4_base.Job):
     accepted: list[int] = field(default_factory=list)
     moved_at: float = 0.0
     stalled: tuple[int, tuple[int, ...]] | None = None
-    """(slots with a round under way, the ranks that they wait for), once nothing has moved for STALL_S."""
+    """(slots with an open round, the ranks that they wait for), once there was no progress for STALL_S."""
 
 
 class P4Dataplane(p4_base.P4Base[_Job]):
     """Implements `Dataplane` on the switch behind `driver`, which is connected.
 
     `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE` or `udp:ADDRESS:PORT`, ports that may be lent
-    to ranks for their frames, besides the UDP ports that the switch shows. `ports`: its ports, if it does not show
-    them. `stations`: MAC address → port of hosts; others are looked up in what the switch has learned.
-    `udp_bind`: the address of the switch's machine at which it opens UDP ports for ranks; "" if it has no such ports.
-    `loss_rate`: what the switch's drop simulator loses at each rank's port, in each direction. `window_bytes`: how much
-    of one rank's packets the path to the switch can buffer. Methods may be called from any thread.
+    to ranks for their frames, in addition to the UDP ports that the switch lists. `ports`: its ports, if it does not
+    list them. `stations`: MAC address → port of hosts; others are looked up in the addresses that the switch has
+    learned. `udp_bind`: the address of the switch's machine at which it opens UDP ports for ranks; "" if it has no such
+    ports. `loss_rate`: loss probability of the switch's drop simulator at each rank's port, in each direction.
+    `window_bytes`: bytes of one rank's packets that the path to the switch can buffer. Methods may be called from any
+    thread.
     """
 
     padded = True
@@ -107,7 +109,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
     # Dataplane: jobs
 
     def start_job(self, spec: JobSpec) -> None:
-        """Raises ConfigError if there is no room, an address is in use, or the switch does not answer."""
+        """Start a job. Raises ConfigError if there is no room, an address is in use, or the switch does not answer."""
         with self._lock:
             self._check_job(spec)
             nowhere = [None] * spec.workers
@@ -119,7 +121,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
                 self._apply(job, tables.job_changes(spec, job.place, job.hosts))
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
-        """Raises ConfigError as `start_job` does, KeyError for an unknown job."""
+        """Set a rank's address. Raises ConfigError as `start_job` does, KeyError for an unknown job."""
         with self._lock:
             job = self._jobs[job_id]
             addresses = list(job.spec.addresses)
@@ -137,7 +139,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             except (Unreachable, ControlError) as error:
                 raise ConfigError(f"rank {rank} of job {job_id} can't be reached: {error}") from error
 
-    # Dataplane: how to reach it
+    # Dataplane: paths to it
 
     def address_for(self, sender: Address) -> Address:
         return self.address
@@ -146,17 +148,18 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         with self._lock:
             return self._jobs[job_id].links[rank]
 
-    # Dataplane: what it counts
+    # Dataplane: counters
 
     def counters(self, job_id: int) -> JobCounters:
-        """Raises KeyError for an unknown job. While packets flow, the slots in use are those that the busiest rank has
-        sent for and that are not complete; when nothing has moved for a second, the switch's registers are read."""
+        """Counters of a job. Raises KeyError for an unknown job. While packets flow, the slots in use are estimated as
+        the incomplete rounds of the rank that is furthest ahead; when there was no progress for a second, the switch's
+        registers are read."""
         with self._lock:
             job = self._jobs[job_id]
             now = time.monotonic()
             job.cells = self._read_cells(job)
             ranks = tables.job_counters(job.spec, job.cells)
-            accepted = [rank["accepted"] for rank in ranks]  # retransmissions are no progress
+            accepted = [rank["accepted"] for rank in ranks]  # retransmissions do not count as progress
             if accepted != job.accepted:
                 job.accepted, job.moved_at, job.stalled = accepted, now, None
             in_use = _open_rounds(ranks)
@@ -183,10 +186,10 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             return None
         return None if rounds is None or marks is None else tables.open_slots(job.spec, job.place, rounds, marks)
 
-    # Inside: programming
+    # Internal: programming
 
     def _prepare(self) -> None:
-        """Program what a switch needs before any job. Raises Unreachable, ControlError."""
+        """Program the entries that a switch needs before any job. Raises Unreachable, ControlError."""
         self._driver.reset()
         ports = self._driver.ports()
         if ports is None:
@@ -253,10 +256,10 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         for port in job.own_ports:
             self._driver.remove_port(port)
 
-    # Inside: where ranks are attached
+    # Internal: attachment of ranks
 
     def _attach(self, job: _Job, rank: int, mac: int) -> Host:
-        """Where a rank is attached, or will be. Raises ConfigError if that is unknown."""
+        """Determine where a rank is attached, or attach it. Raises ConfigError if that is unknown."""
         transport = (job.spec.transports[rank] if job.spec.transports else "") or "udp"
         if transport == "frames":
             return self._lend(job, rank)
@@ -276,7 +279,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         return self._locate(rank, mac) if port is None else Host(port, mac)
 
     def _lend(self, job: _Job, rank: int) -> Host:
-        """A port for a rank that makes its own frames: one of `links`, or a UDP port of our switch."""
+        """Lend a port to a rank that builds its own frames: one of `links`, or a new UDP port of switchml's switch."""
         mac = RANK_MACS + job.place.worker + rank
         if self._free_links:
             port = self._free_links.pop(0)
@@ -305,8 +308,8 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         return Host(port, mac)
 
     def _locate(self, rank: int, mac: int) -> Host:
-        """The port at which the switch last saw a MAC address: ranks send a broadcast before they join. Where another
-        host has taken the address's cell since, all ports: slower, but never wrong."""
+        """The port at which the switch last saw a MAC address: ranks send a broadcast before they join. If another host
+        has taken the address's cell since, returns all ports: slower, but always correct."""
         cell = crc16(mac.to_bytes(6, "big")) % STATIONS
         for _ in range(_LOCATE_TRIES):
             cells = self._driver.read_register("stations", cell, cell + 1)
@@ -326,7 +329,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             f"its ports? If so, name the port: --station {mac_text(mac)}=PORT"
         )
 
-    # Inside: the watch
+    # Internal: monitoring
 
     def _check_switches(self) -> None:
         now = time.monotonic()
@@ -358,19 +361,20 @@ class P4Dataplane(p4_base.P4Base[_Job]):
 
 
 def udp_window_bytes() -> int:
-    """How much a UDP port of our switch can buffer, if the switch may request as much as this process."""
+    """Bytes that a UDP port of switchml's switch can buffer, if the switch may request the same size as this
+    process."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         return sockets.grow_buffers(probe, SOCKET_BYTES)
 
 
 def _open_rounds(ranks: Sequence[dict[str, int]]) -> int:
-    """Rounds that a rank has contributed to and that are not complete: of the rank that is furthest ahead."""
+    """Number of incomplete rounds that a rank has contributed to, for the rank that is furthest ahead."""
     completed = sum(rank["completed"] for rank in ranks)
     return max(max(rank["accepted"] for rank in ranks) - completed, 0)
 
 
 def _free_udp_port(address: str) -> int:
-    """A UDP port that is free now; for another machine's address, one that is free here."""
+    """A UDP port that is currently free; for another machine's address, one that is free on this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

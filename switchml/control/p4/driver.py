@@ -1,5 +1,5 @@
 """The interface to a switch that the P4 data planes program, over Thrift (p4/thrift.py) or P4Runtime (p4/p4runtime.py),
-and what both need to know of its program."""
+and the properties of its program that both use."""
 
 import json
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from switchml.control.p4.tables import Changes, Entry
 from switchml.errors import ConfigError, ControlError, SwitchMLError
 
 UDP_PREFIX = "udp:"
-"""Ports of our switch that are UDP sockets: one Ethernet frame a datagram."""
+"""Prefix of ports of switchml's switch that are UDP sockets: one Ethernet frame per datagram."""
 TABLES = ("own_addresses", "workers", "workers_v1", "switches", "receivers", "loss_in", "loss_out")
 """The program's tables that a controller fills."""
 
@@ -22,12 +22,12 @@ class Unreachable(SwitchMLError):
 
 
 class Gone(Unreachable):
-    """Nobody listens where the switch did: it has ended, with all that was in it."""
+    """The switch's address refuses connections: it has ended, and its state is lost."""
 
 
 @dataclass(frozen=True, order=True)
 class AttachedPort:
-    """A port of a switch, and what it is attached to."""
+    """A port of a switch, and the interface that it is attached to."""
 
     number: int
     interface: str
@@ -38,16 +38,16 @@ class AttachedPort:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether it is a UDP port with a fixed peer: those are made by controllers, for one rank each."""
+        """Whether it is a UDP port with a fixed peer: those are created by controllers, for one rank each."""
         return self.is_udp and "," in self.interface
 
 
 class Driver(ABC):
     """A connection to a switch at `where`. All methods raise Unreachable if it does not answer. Not thread-safe.
 
-    `rows`: versions of slots of all jobs together. `payloads`: sizes of payload that the program takes, in bytes.
-    `collectives`: whether it takes addressed packets (docs/protocol.md, section 11); `only_sums`: whether it refuses
-    their other ops. `ends_early`: whether rounds can end without some ranks (section 13)."""
+    `rows`: total number of slot versions of all jobs. `payloads`: payload sizes in bytes that the program supports.
+    `collectives`: whether it accepts addressed packets (docs/protocol.md, section 11); `only_sums`: whether it refuses
+    their ops other than the sum. `ends_early`: whether rounds can end without some ranks (section 13)."""
 
     rows: int
     payloads: tuple[int, ...]
@@ -58,32 +58,32 @@ class Driver(ABC):
     def __init__(self, where: str) -> None:
         self.where = where
         self._entries: dict[Entry, Any] = {}
-        """What was put in, and the switch's handle of each."""
+        """Added entries → the switch's handle of each."""
 
     @abstractmethod
     def reconnect(self) -> None:
-        """Connect again after Unreachable. What was put in is assumed to be there still. Raises ConfigError for a
-        switch that can't be programmed."""
+        """Connect again after Unreachable. Added entries are assumed to exist still. Raises ConfigError for a switch
+        that can't be programmed."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Remove whatever is in the switch, also what an earlier controller left: a switch has one controller."""
+        """Remove all state from the switch, including that of an earlier controller: a switch has one controller."""
 
     @abstractmethod
     def apply(self, changes: Changes) -> None:
-        """Zero the cells, create the groups, add the entries. Raises ControlError if the switch refuses, and leaves
-        nothing of `changes` behind."""
+        """Zero the cells, create the groups, add the entries. If the switch refuses, raises ControlError and removes
+        all of `changes`."""
 
     @abstractmethod
     def undo(self, changes: Changes) -> None:
-        """Remove entries and groups; those that are not there are skipped."""
+        """Remove entries and groups; those that do not exist are skipped."""
 
     @abstractmethod
     def _table_sizes(self) -> list[int]:
-        """Entries in each of TABLES, default entries not counted."""
+        """Number of entries in each of TABLES, excluding default entries."""
 
     def has_state(self) -> bool:
-        """Whether what was put in is still there: a switch that was restarted has nothing."""
+        """Whether the added entries still exist: a switch that was restarted has none."""
         expected = Counter(entry.table for entry in self._entries)
         return self._table_sizes() == [expected[table] for table in TABLES]
 
@@ -93,29 +93,29 @@ class Driver(ABC):
 
     @abstractmethod
     def read_register(self, name: str, start: int, end: int) -> Sequence[int] | None:
-        """Cells `start` to `end - 1`; None if the switch does not show registers."""
+        """Cells `start` to `end - 1`; None if the switch does not provide registers."""
 
     def ports(self) -> Sequence[AttachedPort] | None:
-        """All ports, in order; None if the switch does not show them."""
+        """All ports, in order; None if the switch does not list them."""
         return None
 
     def add_port(self, number: int, interface: str) -> None:
-        """Attach a UDP port of our switch, `udp:ADDRESS:PORT…`. Raises ControlError if the switch can't."""
+        """Attach a UDP port of switchml's switch, `udp:ADDRESS:PORT…`. Raises ControlError if the switch can't."""
         raise ControlError(
             "DevMgr", "ERROR", f"port {number} on {interface}: {self.where} adds none; name one by --link"
         )
 
     def remove_port(self, number: int) -> None:  # noqa: B027 - nothing to detach where `add_port` refuses
-        """Detach what `add_port` attached."""
+        """Detach a port attached by `add_port`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; what is in the switch stays there."""
+        """Close the connection; the switch keeps its state."""
 
 
 class Layout:
-    """The widths of a program's keys and parameters, from `text`, p4c's BMv2 JSON. Raises ConfigError, which names the
-    switch `where`, for a program that is not p4/switchml.p4."""
+    """Widths of a program's keys and parameters, from `text`, p4c's BMv2 JSON. Raises ConfigError, which names the
+    switch `where`, for a program other than p4/switchml.p4."""
 
     def __init__(self, text: str, where: str):
         try:
@@ -139,7 +139,7 @@ class Layout:
             self.payloads = (256, 1024) if _has_payload_of_1024(program, types) else (256,)
             self.collectives = any(name.endswith(".cut") for name in self._params)  # p4/addressed.p4
             self.only_sums = not any(name.endswith(".greater") for name in self._params)  # p4/sums.p4
-            # The other sums of a job with a deadline travel in addressed packets.
+            # The other sums of a job with a deadline are sent in addressed packets.
             self.ends_early = self.collectives and "deadline_worker" in self._params
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"the switch at {where} runs a program that can't be read: {error!r}") from error
@@ -152,11 +152,11 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Versions of slots of all jobs together."""
+        """Total number of slot versions of all jobs."""
         return int(self.registers["rounds"])
 
     def entry_bytes(self, entry: Entry) -> tuple[list[bytes], list[bytes]]:
-        """(keys, parameters), big-endian and as wide as the program has them."""
+        """(keys, parameters), big-endian and with the program's widths."""
         return (
             [_bytes(value, width) for value, width in zip(entry.key, self._keys[entry.table], strict=True)],
             [_bytes(value, width) for value, width in zip(entry.params, self._params[entry.action], strict=True)],
@@ -168,7 +168,7 @@ def _bytes(value: int, width: int) -> bytes:
 
 
 def _has_payload_of_1024(program: dict[str, Any], types: dict[str, Any]) -> bool:
-    """Whether the parser knows a payload's other 768 bytes."""
+    """Whether the parser handles a payload's other 768 bytes."""
     return any(
         sum(width for _, width, *_ in types[header["header_type"]]) == 768 * 8
         for header in program["headers"]

@@ -1,8 +1,8 @@
-"""Programs a switch that runs p4/switchml.p4 over P4Runtime: our switch with `--grpc-server-addr`, and
+"""Programs a switch that runs p4/switchml.p4 over P4Runtime: switchml's switch with `--grpc-server-addr`, and
 simple_switch_grpc.
 
-The program is put into the switch, too, unless it runs already. Numbers of tables, fields and actions come from its
-p4info. P4Runtime shows no ports, and BMv2's own server no registers: the caller names the ports.
+The program is also loaded into the switch, unless it runs already. IDs of tables, fields and actions come from its
+p4info. P4Runtime does not list ports, and BMv2's own server does not support registers: the caller passes the ports.
 """
 
 import queue
@@ -23,15 +23,15 @@ from switchml.errors import ConfigError, ControlError
 
 CONNECT_S = 2.0
 TIMEOUT_S = 30.0
-"""How long the switch may take for one answer; putting a program in is one."""
+"""Timeout in seconds of one answer of the switch, such as loading a program."""
 BATCH = 256
-"""Updates or reads in one message."""
+"""Number of updates or reads in one message."""
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class P4RuntimeSwitch(Driver):
-    """A switch at `target` (HOST:PORT) that is to run `program` (the path of a BMv2 JSON; its p4info beside it). Raises
-    Unreachable if nobody answers there, ConfigError if it has another controller or refuses the program."""
+    """A switch at `target` (HOST:PORT) that is to run `program` (the path of a BMv2 JSON, with its p4info next to it).
+    Raises Unreachable if nothing answers there, ConfigError if it has another controller or refuses the program."""
 
     def __init__(self, target: str, program: Path, device_id: int = 0):
         super().__init__(f"p4runtime://{target}")
@@ -65,7 +65,7 @@ class P4RuntimeSwitch(Driver):
             self.close()
             raise Unreachable(f"no switch at {self.where}: no connection within {CONNECT_S:g} s") from error
         self._calls = rpc.client(self._channel, SERVICE)
-        # What counts is that it is larger than that of a controller that was there before.
+        # It must be larger than that of an earlier controller.
         self._election_id = v1.Uint128(high=0, low=time.time_ns())
         self._to_switch = queue.SimpleQueue()
         update = v1.MasterArbitrationUpdate(device_id=self._device_id, election_id=self._election_id)
@@ -166,7 +166,7 @@ class P4RuntimeSwitch(Driver):
             return None
         return [int.from_bytes(entity.register_entry.data.bitstring, "big") for entity in values]
 
-    # Inside
+    # Internal
 
     def _call(self, name: str, request: Any) -> Any:
         if self._channel is None:
@@ -185,7 +185,7 @@ class P4RuntimeSwitch(Driver):
         try:
             return bool(self._call("GetForwardingPipelineConfig", request).config.p4info == self._p4info)
         except ControlError:
-            return False  # it runs none
+            return False  # it runs no program
 
     def _write(self, updates: Sequence[Any]) -> None:
         for start in range(0, len(updates), BATCH):
@@ -195,7 +195,7 @@ class P4RuntimeSwitch(Driver):
             self._call("Write", request)
 
     def _read(self, patterns: Sequence[Any]) -> list[Any]:
-        """The entities that `patterns`, entities with fields left out, select."""
+        """The entities selected by `patterns`, which are entities with unset fields."""
         entities: list[Any] = []
         for start in range(0, len(patterns), BATCH):
             request = v1.ReadRequest(device_id=self._device_id, entities=patterns[start : start + BATCH])
@@ -203,7 +203,7 @@ class P4RuntimeSwitch(Driver):
         return entities
 
     def _table(self, name: str) -> list[Any]:
-        """The entries of a table but for its default entry; none of a table that the program lacks."""
+        """The entries of a table except for its default entry; empty if the program lacks the table."""
         if ("tables", name) not in self._ids:
             return []
         entities = self._read([v1.Entity(table_entry=v1.TableEntry(table_id=self._ids["tables", name]))])
@@ -233,7 +233,7 @@ class P4RuntimeSwitch(Driver):
 
 
 def _short(value: int) -> bytes:
-    """P4Runtime's canonical bytes: no more than needed."""
+    """P4Runtime's canonical encoding: the minimum number of bytes."""
     return value.to_bytes(max((value.bit_length() + 7) // 8, 1), "big")
 
 

@@ -1,5 +1,5 @@
 """The allocation of a P4 switch's resources: rows of its registers, workers' numbers and multicast groups, and the
-generations that separate what one job left in its rows from the next one."""
+generations that distinguish the remains of an earlier job in the same rows."""
 
 import secrets
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from switchml.errors import ConfigError
 
 WORKER_NUMBERS = range(1, 1024)
 GENERATIONS = 1 << 31
-"""They are the top bits of a register's 64, and Thrift carries 63."""
+"""Generations are the top bits of a 64-bit register, and Thrift integers have 63."""
 GROUPS = range(FLOOD_GROUP + 1, 1024)
 
 
 class Places:
-    """The places on one switch with `n_rows` rows. Not thread-safe."""
+    """Allocator for one switch with `n_rows` rows. Not thread-safe."""
 
     def __init__(self, n_rows: int):
         self._rows = range(n_rows)
@@ -24,7 +24,7 @@ class Places:
         self._generation = secrets.randbits(31)
 
     def take(self, spec: JobSpec) -> RegisterPlace:
-        """A place for a job. Raises ConfigError if there is none."""
+        """Allocate a place for a job. Raises ConfigError if there is none."""
         places = list(self._used.values())
         row = _first_gap(self._rows, rows(spec), (rows_of for rows_of, _, _ in places))
         worker = _first_gap(WORKER_NUMBERS, spec.workers, (numbers for _, numbers, _ in places))
@@ -49,7 +49,7 @@ class Places:
 
 
 def _first_gap(space: range, size: int, used: Iterable[range]) -> int | None:
-    """Where the first gap of that size begins."""
+    """Start of the first gap of that size, or None."""
     at = space.start
     for span in sorted(used, key=lambda span: span.start):
         if span.start - at >= size:

@@ -1,5 +1,5 @@
-"""Switches that a controller runs itself, as processes of their own: ours, which needs no root and gets its ports
-later, and simple_switch from PATH, on veth pairs that are created for it (root).
+"""Switches that a controller runs itself, as separate processes: switchml's own, which does not need root and gets its
+ports later, and simple_switch from PATH, on veth pairs that are created for it (root).
 
 A switch that dies is restarted at the same control port. None outlives the controller.
 """
@@ -34,16 +34,16 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
 PREFIX = "sml"
-"""The prefix of interfaces created here: sml, process id, end (a: the ranks', b: the switch's), number."""
+"""Prefix of interfaces created here: sml, process id, end (a: the ranks', b: the switch's), number."""
 
 _numbers = itertools.count()
 
 
 class SwitchProcess:
-    """`command` with where it listens for Thrift and the program, watched and restarted when it dies. `thrift` is that
-    place, as ThriftSwitch takes it: a port of this machine, which any of its users can reach, or with `is_private`,
-    which takes our switch, a Unix socket in a folder that no other user may enter. Raises ConfigError if it does not
-    start."""
+    """A process of `command`, with arguments for its Thrift address and the program, monitored and restarted when it
+    dies. `thrift` is that address, in ThriftSwitch's form: a port of this machine, which any of its users can connect
+    to, or with `is_private`, which requires switchml's switch, a Unix socket in a folder that no other user may enter.
+    Raises ConfigError if it does not start."""
 
     def __init__(self, command: Sequence[str], program: Path, is_private: bool = False):
         self._folder = TemporaryFolder("switch")
@@ -62,7 +62,7 @@ class SwitchProcess:
         self._watcher = threading.Thread(target=self._watch, name="switchml-switch-watch", daemon=True)
 
     def connect(self) -> ThriftSwitch:
-        """Wait until the switch answers, and watch it from then on. Raises ConfigError if it does not."""
+        """Wait until the switch answers, and monitor it from then on. Raises ConfigError if it does not."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -82,7 +82,7 @@ class SwitchProcess:
         return self._process.pid
 
     def stop(self) -> None:
-        """End it. May be called twice."""
+        """End the process. May be called twice."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -120,7 +120,7 @@ class SwitchProcess:
 
 
 class OurSwitch(SwitchProcess):
-    """`switchml switch`, with no port yet."""
+    """`switchml switch`, initially without ports."""
 
     links: dict[int, str] = {}
 
@@ -174,11 +174,12 @@ def compiled(variant: str) -> Path:
 
 
 def connect(address: str, variant: str = "switchml") -> Driver:
-    """A driver for a switch that runs: thrift://HOST:PORT or thrift:///PATH, or p4runtime://HOST:PORT or
-    p4runtime://unix:PATH, which is sent the program.
+    """Connect a driver to a running switch: thrift://HOST:PORT or thrift:///PATH, or p4runtime://HOST:PORT or
+    p4runtime://unix:PATH, into which the program is loaded.
+
     Raises Unreachable, ConfigError."""
     if address.startswith(RUNTIME_PREFIX):
-        from switchml.control.p4.p4runtime import P4RuntimeSwitch  # its messages are an extra
+        from switchml.control.p4.p4runtime import P4RuntimeSwitch  # its messages are in an extra
 
         return P4RuntimeSwitch(address.removeprefix(RUNTIME_PREFIX), compiled(variant))
     return ThriftSwitch(*parse_thrift(address))
@@ -191,7 +192,7 @@ def _run(*command: str) -> None:
 
 
 def _remove_stale() -> None:
-    """Interfaces of controllers that were killed."""
+    """Remove interfaces of controllers that were killed."""
     for path in Path("/sys/class/net").glob(f"{PREFIX}*a*"):
         pid = path.name.removeprefix(PREFIX).partition("a")[0]
         if pid.isdecimal() and not Path("/proc", pid).exists():

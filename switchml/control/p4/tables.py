@@ -1,4 +1,5 @@
-"""The P4 program's (p4/switchml.p4) table entries for a switch and for each job, and what its counters mean.
+"""The P4 program's (p4/switchml.p4) table entries for a switch and for each job, and the interpretation of its
+counters.
 
 All of it is plain data: a driver applies `Changes` to a switch, undoes them when the job ends, and passes the cells
 that it read to `job_counters`. Names and orders of fields are those of the program.
@@ -14,13 +15,13 @@ from switchml.errors import ConfigError
 from switchml.protocol.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT
 
 MAX_WORKERS = 32
-"""Ranks of a job: a slot's bitmap has 32 bits."""
+"""Maximum ranks of a job: a slot's bitmap has 32 bits."""
 FLOOD_GROUP = 1
-"""The multicast group of all ports; those of jobs come after it."""
+"""The multicast group of all ports; job groups have higher numbers."""
 OUTCOMES = 32
-"""Cells of the counter `outcomes` for each worker; cell 0 of all counts packets from unknown senders."""
+"""Cells of the counter `outcomes` per worker; cell 0 of all counts packets from unknown senders."""
 RECEIVED_BEFORE_PAYLOAD = 14 + 20 + 8
-"""Bytes that the switch counts of a packet, and a socket would not: Ethernet, IPv4 and UDP headers."""
+"""Header bytes that the switch counts and a socket does not: Ethernet, IPv4 and UDP."""
 
 _HAS_ABOVE, _FROM_BELOW, _FROM_ABOVE = 1, 2, 4  # p4/headers.p4
 _PARTIAL = 4  # in the size code of a partial sum
@@ -40,14 +41,14 @@ _MOVES = (
     ("refused_format",),
     ("duplicates",),
 )
-"""The counters that each outcome moves; p4/headers.p4 numbers the outcomes in this order."""
+"""Counters incremented by each outcome; p4/headers.p4 numbers the outcomes in this order."""
 _LEFT_OUT = len(_MOVES)
-"""Counts no packets of the worker's, but results that were not sent to it."""
+"""Outcome that counts results not sent to the worker, instead of packets received from it."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A table's entry: `key` and `params` in the order in which the program has them. All keys are exact."""
+    """A table entry: `key` and `params` in the program's order. All keys are exact."""
 
     table: str
     key: tuple[int, ...]
@@ -57,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """A multicast group: (replication id, port) of each copy, in order. One node for each."""
+    """A multicast group: (replication id, port) of each copy, in order. One node per copy."""
 
     group: int
     copies: tuple[tuple[int, int], ...]
@@ -74,8 +75,8 @@ class Cells:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a driver applies: zero the cells, then create the groups, then add the entries. It undoes groups and entries
-    in the opposite order."""
+    """Changes that a driver applies: zero the cells, then create the groups, then add the entries. It undoes groups and
+    entries in reverse order."""
 
     counters: tuple[Cells, ...] = ()
     groups: tuple[Group, ...] = ()
@@ -84,8 +85,8 @@ class Changes:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a worker is attached: the switch's port, and the worker's MAC address. `others`: further ports where it may
-    be; it gets a copy at each, which only its MAC address takes."""
+    """Attachment of a worker: the switch's port, and the worker's MAC address. `others`: further ports at which it may
+    be; a copy is sent to each, which only a host with the MAC address accepts."""
 
     port: int
     mac: int
@@ -94,11 +95,11 @@ class Host:
 
 @dataclass(frozen=True)
 class RegisterPlace:
-    """What a job has of the switch for itself: `rows(spec)` rows of the registers from `row`, the workers' numbers from
+    """A job's resources on the switch: `rows(spec)` rows of the registers from `row`, the workers' numbers from
     `worker` (at least 1; also the replication ids), and a multicast group (at least 2).
 
-    `generation` (32 bits, not 0) is a number that no other job has had in these rows since the switch started: what a
-    row holds under another number counts as zeros, so that no register has to be written when a job starts."""
+    `generation` (32 bits, not 0) is a number that no other job has had in these rows since the switch started: contents
+    of a row with another generation count as zeros, so that no register has to be written when a job starts."""
 
     row: int
     worker: int
@@ -108,7 +109,7 @@ class RegisterPlace:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Another switch of a job's tree, seen from one: its IPv4 address, and where it is attached."""
+    """Another switch of a job's tree, from the point of view of one: its IPv4 address, and its attachment."""
 
     address: str
     host: Host
@@ -120,7 +121,7 @@ def address_number(address: str) -> int:
 
 
 def address_of(spec: JobSpec, rank: int) -> Address:
-    """Where a rank sends from. Raises ValueError if that is not known."""
+    """Address that a rank sends from. Raises ValueError if it is unknown."""
     address = spec.addresses[rank]
     if address is None:
         raise ValueError(f"the address of rank {rank} of job {spec.job_id} is not known")
@@ -128,12 +129,12 @@ def address_of(spec: JobSpec, rank: int) -> Address:
 
 
 def rows(spec: JobSpec) -> int:
-    """Rows that a job's slots take: two versions each."""
+    """Number of rows of a job's slots: two versions each."""
     return 2 * spec.slots
 
 
 def switch_changes(address: str, mac: int, ports: Sequence[int]) -> Changes:
-    """What a switch needs before any job: its own address, and the ports that it forwards between."""
+    """Changes that a switch needs before any job: its own address, and the ports that it forwards between."""
     return Changes(
         groups=(Group(FLOOD_GROUP, tuple((0, port) for port in ports)),),
         entries=(Entry("own_addresses", (address_number(address),), "own", (mac,)),),
@@ -141,7 +142,7 @@ def switch_changes(address: str, mac: int, ports: Sequence[int]) -> Changes:
 
 
 def loss_changes(port: int, incoming: float, outgoing: float) -> Changes:
-    """The drop simulator at a port: probabilities (0 to 1) for what comes in and what leaves."""
+    """Configuration of the drop simulator at a port: probabilities (0 to 1) for incoming and outgoing packets."""
     rates = (("in", incoming), ("out", outgoing))
     for direction, probability in rates:
         if not 0 <= probability <= 1:
@@ -158,8 +159,8 @@ def loss_changes(port: int, incoming: float, outgoing: float) -> Changes:
 
 
 def job_changes(spec: JobSpec, place: RegisterPlace, hosts: Sequence[Host | None], udp_port: int = UDP_PORT) -> Changes:
-    """What a job needs. `hosts[rank]` is None for a rank of protocol 1 whose address is not known yet; when it is,
-    `rank_entries` gives what is missing, and the group is replaced."""
+    """Changes for a job. `hosts[rank]` is None for a rank of protocol 1 whose address is not known yet; once it is,
+    `rank_entries` gives the missing entries, and the group is replaced."""
     if spec.workers > MAX_WORKERS:
         raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
     known = [(rank, host) for rank, host in enumerate(hosts) if spec.addresses[rank] and host is not None]
@@ -175,7 +176,7 @@ def job_changes(spec: JobSpec, place: RegisterPlace, hosts: Sequence[Host | None
 def rank_entries(
     spec: JobSpec, place: RegisterPlace, rank: int, host: Host, udp_port: int = UDP_PORT
 ) -> tuple[Entry, ...]:
-    """The entries of one rank: its packets, then the results that go to it."""
+    """The entries of one rank: for its packets, then for the results sent to it."""
     ip, port = address_of(spec, rank)
     address = address_number(ip)
     number, me = place.worker + rank, 1 << rank
@@ -200,11 +201,12 @@ def tree_changes(
     above: Neighbour | None = None,
     udp_port: int = UDP_PORT,
 ) -> Changes:
-    """What one switch of a tree needs for a job of protocol 2: docs/protocol.md, section 9.
+    """Changes of one switch of a tree for a job of protocol 2: docs/protocol.md, section 9.
 
-    `hosts`: the ranks that are attached to this switch. `below`: the switches that send it partial sums, and the ranks
-    whose values are in each. `above`: the switch that it sends its own to, None at the root. The place has, besides the
-    workers' numbers, one more for each of `below` and for `above`, in this order; and the group after its own.
+    `hosts`: the ranks attached to this switch. `below`: the switches that send it partial sums, and the ranks whose
+    values each includes. `above`: the switch to which it sends its own partial sums, None at the root. In addition to
+    the workers' numbers, the place has one more for each of `below` and for `above`, in this order; and the group after
+    its own.
     """
     bits = [sum(1 << rank for rank in ranks) for _, ranks in below]
     all_ranks = sum(bits) + sum(1 << rank for rank in hosts)
@@ -261,8 +263,8 @@ def _v2_job(spec: JobSpec, place: RegisterPlace, number: int, me: int, all_ranks
 def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[str, int], ...]:
     """The ranks' counters, from (packets, bytes) of the cells that `job_changes` zeroed.
 
-    What was sent is computed from what was received, so a packet that the switch's queues dropped counts as sent, and
-    every result as one with data.
+    Sent packets are computed from received ones, so a packet dropped by the switch's queues counts as sent, and every
+    result as one with data.
     """
     result_bytes, wait_bytes = HEADER_BYTES + spec.payload_bytes, HEADER_BYTES + BITMAP_BYTES
     ranks = []
@@ -291,8 +293,8 @@ def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[
 def open_slots(
     spec: JobSpec, place: RegisterPlace, rounds: Sequence[int], marks: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
-    """(slots with a round under way, ranks that these wait for), from the job's rows of the registers `rounds` and
-    `marks`. Thrift returns cells as signed numbers; both forms are understood."""
+    """(number of slots with an open round, ranks that these wait for), from the job's rows of the registers `rounds`
+    and `marks`. Cells may be signed, as Thrift returns them, or unsigned."""
     is_v1, all_ranks = spec.protocol == 1, (1 << spec.workers) - 1
     slots, missing = set(), 0
     for row, (cell, mark) in enumerate(zip(rounds, marks, strict=True)):

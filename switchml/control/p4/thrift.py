@@ -1,4 +1,4 @@
-"""Programs a switch that runs p4/switchml.p4 over BMv2's Thrift interface: our switch and the real simple_switch alike.
+"""Programs a switch that runs p4/switchml.p4 over BMv2's Thrift interface: switchml's switch or simple_switch.
 
 The widths of keys and parameters come from the program that the switch reports.
 """
@@ -15,14 +15,14 @@ from switchml.control.thrift.protocol import ProtocolError
 from switchml.errors import ConfigError, ControlError
 
 TIMEOUT_S = 60.0
-"""How long the switch may take for one answer: ours compiles for a while when it first starts on a machine."""
+"""Timeout in seconds of one answer: switchml's switch compiles for a while when it first starts on a machine."""
 QUEUE_DEPTH = 1 << 16
-"""Packets that an egress queue of simple_switch may hold, in place of 64: a window of results leaves at once."""
+"""Capacity in packets of an egress queue of simple_switch, instead of 64: a window of results is sent at once."""
 _EXACT = 0
 
 
 class ThriftSwitch(Driver):
-    """A switch at `host`:`port`, or at the Unix socket whose absolute path is `host`. Raises Unreachable if nobody
+    """A switch at `host`:`port`, or at the Unix socket whose absolute path is `host`. Raises Unreachable if nothing
     answers there, ConfigError if it runs another program."""
 
     def __init__(self, host: str, port: int = 0):
@@ -92,7 +92,7 @@ class ThriftSwitch(Driver):
         return [(cell.packets, cell.bytes) for cell in self._calls("standard", "bm_counter_read", cells)]
 
     def read_register(self, name: str, start: int, end: int) -> list[int]:
-        """As signed numbers of 64 bits."""
+        """Cells as signed 64-bit numbers."""
         cells = [{"cxt": 0, "array": name, "index": index} for index in range(start, end)]
         return self._calls("standard", "bm_register_read", cells)
 
@@ -116,7 +116,7 @@ class ThriftSwitch(Driver):
             self._client.close()
             self._client = None
 
-    # Inside
+    # Internal
 
     def _call(self, service: str, name: str, /, **arguments: Any) -> Any:
         return self._calls(service, name, [arguments])[0]
@@ -127,7 +127,7 @@ class ThriftSwitch(Driver):
         try:
             return self._client.calls(service, name, many)
         except (OSError, EOFError, ProtocolError) as error:
-            self.close()  # late answers would be taken for those of later calls
+            self.close()  # late answers would be mistaken for those of later calls
             reason = getattr(error, "strerror", None) or str(error) or "it disconnected"
             raise Unreachable(f"the switch at {self.where} does not answer: {reason}") from error
 
@@ -143,7 +143,7 @@ class ThriftSwitch(Driver):
         }
 
     def _make_group(self, group: Group) -> None:
-        if group.group in self._groups:  # replaced: another rank has become known
+        if group.group in self._groups:  # replaced, since another rank's address has become known
             self._drop_group(*self._groups.pop(group.group))
         handle = self._call("simple_pre_lag", "bm_mc_mgrp_create", cxt=0, mgid=group.group)
         nodes: list[int] = []
@@ -164,7 +164,8 @@ class ThriftSwitch(Driver):
 
 
 def parse_thrift(address: str) -> tuple[str, int]:
-    """(host, port) of `thrift://HOST:PORT`, (path, 0) of a Unix socket's `thrift:///PATH`. Raises ConfigError."""
+    """Parse `thrift://HOST:PORT` to (host, port), or a Unix socket's `thrift:///PATH` to (path, 0). Raises
+    ConfigError."""
     if address.startswith("thrift:///"):
         return address.removeprefix("thrift://"), 0
     host, _, port = address.removeprefix("thrift://").rpartition(":")

@@ -1,9 +1,9 @@
-"""The P4 data plane of several switches: a tree of them in which each adds up what comes from below (docs/protocol.md,
+"""The P4 data plane of several switches: a tree of them in which each sums its inputs from below (docs/protocol.md,
 section 9).
 
 A file lists the switches, their connections and the ports of the ranks' hosts, see `read_tree`. A job has a place on
-every switch that has ranks of it below. Ranks are reached through interfaces of their own; they send to the switch that
-they are attached to. If a switch does not answer or was restarted, the jobs on the tree fail: its sums exist nowhere
+every switch with ranks of it below. Ranks are reached through interfaces of their own; they send to the switch that
+they are attached to. If a switch does not answer or was restarted, the jobs on the tree fail: their sums exist nowhere
 else.
 """
 
@@ -30,7 +30,8 @@ log = logs.of("switchml.control")
 
 @dataclass
 class TreeSwitch:
-    """A switch of a tree. `ports`: of each neighbouring switch by name; `stations`: of each host by MAC address."""
+    """A switch of a tree. `ports`: port of each neighboring switch by name; `stations`: port of each host by MAC
+    address."""
 
     name: str
     driver: Driver
@@ -54,13 +55,13 @@ class _Job(p4_base.Job):
 
 
 def read_tree(path: Path) -> list[TreeSwitch]:
-    """The switches that a JSON file names, connected to, the root first.
+    """Connect to the switches listed in a JSON file; returns them with the root first.
 
         {"switches": [{"name": "s1", "switch": "thrift://127.0.0.1:9090", "address": "10.0.255.1",
                        "mac": "02:00:00:00:ff:01", "ports": {"r1": 1, "r2": 2}},
                       {"name": "r1", …, "above": "s1", "ports": {"s1": 3, "02:00:00:00:00:01": 1, …}}, …]}
 
-    `ports` has the port that leads to each neighbouring switch, by name, and to each host, by MAC address. Raises
+    `ports` has the port that leads to each neighboring switch, by name, and to each host, by MAC address. Raises
     ConfigError for a file of another form, Unreachable if a switch does not answer.
     """
     document = read_json(path)
@@ -90,8 +91,8 @@ def _connect(listed: dict[str, Any], known: dict[str, Any]) -> TreeSwitch:
 
 
 class P4TreeDataplane(p4_base.P4Base[_Job]):
-    """Implements `Dataplane` on the switches of `read_tree`. `window_bytes`: how much of one rank's packets the path to
-    a switch can buffer. Methods may be called from any thread."""
+    """Implements `Dataplane` on the switches of `read_tree`. `window_bytes`: bytes of one rank's packets that the path
+    to a switch can buffer. Methods may be called from any thread."""
 
     transports = ("udp", "raw")
     padded = True
@@ -113,7 +114,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
     # Dataplane: jobs
 
     def start_job(self, spec: JobSpec) -> None:
-        """Raises ConfigError if a rank is at no switch, there is no room, or a switch does not answer."""
+        """Start a job. Raises ConfigError if a rank is at no switch, there is no room, or a switch does not answer."""
         with self._lock:
             if any(job.spec.job_tag == spec.job_tag for job in self._jobs.values()):
                 raise ConfigError(f"job {spec.job_id} has the tag of another job on this tree; start it again")
@@ -123,10 +124,10 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
                     self._place(job, switch)
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
-        """There are no ranks of protocol 1 on a tree: `start_job` has refused them."""
+        """Raises ConfigError: `start_job` refuses ranks of protocol 1, for which this is meant."""
         raise ConfigError("a tree of switches takes jobs of protocol 2")
 
-    # Dataplane: how to reach it
+    # Dataplane: paths to it
 
     def address_for(self, sender: Address) -> Address:
         with self._lock:
@@ -140,11 +141,11 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
             job = self._jobs[job_id]
             return Link("", job.spec.macs[rank], self._named[job.at[rank]].mac)
 
-    # Dataplane: what it counts
+    # Dataplane: counters
 
     def counters(self, job_id: int) -> JobCounters:
-        """Raises KeyError for an unknown job. A rank's counters are those of its own switch: it completes rounds of
-        that switch's sum."""
+        """Counters of a job. Raises KeyError for an unknown job. A rank's counters are those of its own switch: it
+        completes rounds of that switch's sum."""
         with self._lock:
             job = self._jobs[job_id]
             cells: list[tuple[int, int]] = []
@@ -158,7 +159,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
                     cells += [(0, 0)] * tables.OUTCOMES
             return JobCounters(tables.job_counters(job.spec, cells), 0)
 
-    # Inside
+    # Internal
 
     def _switch_of(self, spec: JobSpec, rank: int) -> str:
         mac = spec.macs[rank] if spec.macs else 0
@@ -190,8 +191,8 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
         ]
         above = self._seen_from(switch, self._named[switch.above]) if switch.above else None
         place = switch.places.take(replace(spec, workers=spec.workers + len(below) + 1))
-        place = replace(place, group=2 * place.group)  # and the one after it: groups come in pairs here
-        job.placed.append((switch, place, Changes()))  # so that it is released whatever happens
+        place = replace(place, group=2 * place.group)  # groups are allocated in pairs: this one and the next
+        job.placed.append((switch, place, Changes()))  # listed first so that it is always released
         changes = tables.tree_changes(spec, place, hosts, below, above)
         job.placed[-1] = switch, place, changes
         try:

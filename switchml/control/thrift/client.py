@@ -1,4 +1,4 @@
-"""A Thrift client for BMv2's services: ours and those of a real simple_switch.
+"""A Thrift client for BMv2's services, for switchml's switch and simple_switch.
 
 with Client("localhost", 9090) as switch:
     switch.call("simple_switch", "set_all_egress_queue_depths", depth=1024)
@@ -16,7 +16,8 @@ from switchml.control.thrift.idl import ServiceCall, interface
 from switchml.errors import ControlError
 
 MOST_AHEAD = 128
-"""Calls under way at once: few enough that neither side's socket buffer fills up while the other one writes."""
+"""Maximum number of calls in flight: few enough that neither side's socket buffer fills up while the other one writes.
+"""
 
 
 class Client:
@@ -36,8 +37,8 @@ class Client:
         return self.calls(service, name, [arguments])[0]
 
     def calls(self, service: str, name: str, many: Sequence[dict[str, Any]]) -> list[Any]:
-        """Make the same call with each of several arguments, without waiting for one answer before sending the next
-        call; the results in order. Raises as `call` does, for the first refusal, once all answers have come."""
+        """Make the same call with each of several arguments, pipelined, and return the results in order. Raises as
+        `call` does, for the first refusal, once all answers have been received."""
         call = self.interface.services[service][name]
         results: list[Any] = []
         refusal: ControlError | None = None
@@ -72,7 +73,7 @@ class Client:
         return getattr(result, "success", None)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 

@@ -1,5 +1,5 @@
-"""Reads Thrift IDL at run time, as far as bmv2.thrift, the interface of BMv2's switches, uses it: typedefs, enums whose
-values are written out, structs, exceptions, and services of calls that throw at most one exception."""
+"""Parser of Thrift IDL at run time, for the features used by bmv2.thrift, the interface of BMv2's switches: typedefs,
+enums with explicit values, structs, exceptions, and services of calls that throw at most one exception."""
 
 import re
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class ServiceCall:
 
 
 class Interface:
-    """The definitions in `text`. `services`: name → calls by name, but for services that others extend; `enums`: name →
-    numbers by name; `types` by name. Raises KeyError for a type that is not defined before it is used."""
+    """The definitions in `text`. `services`: name → calls by name, except for services that others extend; `enums`:
+    name → numbers by name; `types` by name. Raises KeyError for a type that is not defined before it is used."""
 
     def __init__(self, text: str) -> None:
         services: dict[str | None, dict[str, ServiceCall]] = {}

@@ -1,9 +1,9 @@
-"""Thrift's binary protocol (strict, version 1), driven by descriptions of types in place of generated code.
+"""Thrift's binary protocol (strict, version 1), driven by type descriptions instead of generated code.
 
-A type has a `code` (the byte that names it on the wire), a `default`, `read` and `write`. Values are plain: bool, int,
-float, str, bytes, list, dict, and a SimpleNamespace for a struct. Unknown fields are skipped, missing ones are None.
-Bytes that can't be read raise ProtocolError. No length above MAX_BYTES is accepted, and memory is only reserved for
-bytes that have arrived."""
+A type has a `code` (its byte on the wire), a `default`, `read` and `write`. Values are plain: bool, int, float, str,
+bytes, list, dict, and a SimpleNamespace for a struct. Unknown fields are skipped, missing ones are None. Bytes that
+can't be parsed raise ProtocolError. No length above MAX_BYTES is accepted, and memory is only reserved for bytes that
+have arrived."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -15,26 +15,26 @@ VERSION_1 = 0x80010000
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
 """Kinds of message."""
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
-"""Codes of types."""
+"""Type codes."""
 
 MAX_BYTES = 1 << 26
-"""The longest string that is accepted (the largest program is a few MB)."""
+"""Maximum length of a string (the largest program is a few MB)."""
 MAX_DEPTH = 32
-"""Levels of containers within a field that is skipped."""
+"""Maximum nesting of containers in a skipped field."""
 
 
 class ProtocolError(Exception):
-    """Bytes that are not the binary protocol. The connection can't be used any more."""
+    """Bytes that do not conform to the binary protocol. The connection can't be used any more."""
 
 
 class Reader:
-    """Takes values off a stream. `read(n)` gives n bytes, or fewer at its end."""
+    """Reads values from a stream. `read(n)` returns n bytes, or fewer at its end."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read
 
     def take(self, size: int) -> bytes:
-        """Exactly `size` bytes. Raises EOFError at the end of the stream."""
+        """Read exactly `size` bytes. Raises EOFError at the end of the stream."""
         data = self._read(size)
         if len(data) < size:
             raise EOFError
@@ -44,14 +44,14 @@ class Reader:
         return layout.unpack(self.take(layout.size))[0]
 
     def length(self) -> int:
-        """A length or count. Raises ProtocolError if it is negative or above MAX_BYTES."""
+        """Read a length or count. Raises ProtocolError if it is negative or above MAX_BYTES."""
         size: int = self.number(_I32)
         if not 0 <= size <= MAX_BYTES:
             raise ProtocolError(f"a length of {size}: expected 0 to {MAX_BYTES}")
         return size
 
     def skip(self, code: int, depth: int = 0) -> None:
-        """Read past a value of any type."""
+        """Skip a value of any type."""
         if depth > MAX_DEPTH:
             raise ProtocolError(f"more than {MAX_DEPTH} levels of containers")
         if code in _FIXED_BYTES:
@@ -83,7 +83,7 @@ _FIXED_BYTES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 
 
 class Number:
-    """bool, byte, i16, i32, i64 or double. Integers that do not fit keep their low bits."""
+    """bool, byte, i16, i32, i64 or double. Integers that do not fit are truncated to their low bits."""
 
     def __init__(self, code: int, layout: str) -> None:
         self.code = code
@@ -103,7 +103,7 @@ class Number:
 
 @dataclass(frozen=True)
 class String:
-    """binary: bytes; with `is_text` string: str, as UTF-8, where bytes that are not UTF-8 are replaced."""
+    """binary: bytes; with `is_text`, string: str in UTF-8, with invalid bytes replaced."""
 
     is_text: bool
     code = STRING
@@ -172,7 +172,7 @@ class Field(NamedTuple):
 
 
 class Struct:
-    """A struct, also the arguments of a call and its result."""
+    """A struct; also used for the arguments of a call and its result."""
 
     code = STRUCT
 
@@ -223,11 +223,11 @@ APPLICATION_ERROR = Struct(
 )
 """The body of a message of kind EXCEPTION."""
 UNKNOWN_ERROR, UNKNOWN_METHOD, BAD_MESSAGE_KIND, INTERNAL_ERROR = 0, 1, 2, 6
-"""Values of its `type`."""
+"""Values of its field `type`."""
 
 
 class Message(NamedTuple):
-    """What precedes the arguments or the result."""
+    """Header of a message, before the arguments or the result."""
 
     kind: int
     name: str
@@ -235,7 +235,7 @@ class Message(NamedTuple):
 
 
 def read_message(reader: Reader) -> Message:
-    """The start of a message. Raises EOFError at the end of the stream."""
+    """Read the header of a message. Raises EOFError at the end of the stream."""
     version = reader.number(_U32)
     if version & 0xFFFF0000 != VERSION_1:
         raise ProtocolError(f"the message starts with {version:#010x}, not with version 1 of the binary protocol")
@@ -243,7 +243,7 @@ def read_message(reader: Reader) -> Message:
 
 
 def write_message(message: Message) -> bytearray:
-    """The start of a message, for what follows to be appended."""
+    """Encode the header of a message, to which its body is appended."""
     out = bytearray(_U32.pack(VERSION_1 | message.kind))
     BASE_TYPES["string"].write(out, message.name)
     out += _I32.pack(message.sequence)

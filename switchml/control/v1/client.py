@@ -1,8 +1,8 @@
-"""A rank's end of the v1 services: how it opens its session at p4app-switchML's controller, or at ours.
+"""A rank's end of the v1 services: opens its session at p4app-switchML's controller, or at this project's.
 
 The sequence is that of the reference's hosts (client_lib/src/backends/dpdk/dpdk_backend.cc): all ranks call Broadcast,
-with which rank 0 tells the session's id; rank 0 calls UdpSession, which wipes the switch, and then Barrier, the others
-Barrier and then UdpSession; all call Barrier once more.
+with which rank 0 distributes the session's id; rank 0 calls UdpSession, which resets the switch, and then Barrier, the
+others Barrier and then UdpSession; all call Barrier once more.
 """
 
 import time
@@ -20,13 +20,13 @@ from switchml.errors import JoinError
 from switchml.protocol.packet import SIZE_CODE_OF
 
 DATA_PORT = 48864
-"""Where the reference's switch takes packets."""
+"""UDP port of the reference's switch for packets."""
 _SHORTEST_CALL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Host:
-    """What the controller has to know of a rank: it is told from others by its addresses."""
+    """A rank's data for the controller, which identifies it by its addresses."""
 
     rank: int
     workers: int
@@ -36,8 +36,8 @@ class Host:
 
 
 def data_port(address: str, *, tls_ca: str | Path | None = None, timeout_s: float) -> int:
-    """The UDP port of packets at the aggregator whose control port is `address`: 48864, unless it is a software
-    aggregator of ours, which says where it listens. Waits for one that is not there yet. Raises JoinError."""
+    """The UDP port for packets at the aggregator whose control port is `address`: 48864, except for a software
+    aggregator of this project, which reports its port. Waits for one that has not started yet. Raises JoinError."""
     try:
         status = client.wait_for(address, tls_ca=tls_ca, timeout_s=timeout_s)
     except JoinError as error:
@@ -49,8 +49,8 @@ def data_port(address: str, *, tls_ca: str | Path | None = None, timeout_s: floa
 
 
 def open_session(address: str, host: Host, *, tls_ca: str | Path | None = None, timeout_s: float) -> str:
-    """Open a session together with all other ranks, who call this at the same time; returns the switch's IPv4 address.
-    Raises JoinError."""
+    """Open a session together with all other ranks, which call this at the same time; returns the switch's IPv4
+    address. Raises JoinError."""
     target = "{}:{}".format(*split_address(address))
     deadline = time.monotonic() + timeout_s
     with open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:

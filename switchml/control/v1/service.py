@@ -1,13 +1,12 @@
 """The gRPC services `switchml_proto.Session` and `switchml_proto.Sync`, for unchanged p4app-switchML hosts.
 
-A host's sequence, which this file must fit: all ranks call Broadcast (root 0 sends the session id), rank 0 calls
-UdpSession and then Barrier, the others Barrier and then UdpSession, all call Barrier once more, and packets
-flow. Neither Barrier nor Broadcast names the session, so callers are grouped in the order in which they come. Two
-sessions of the same size that start at the very same moment can be mixed up; the original mixes up sessions of any
-size.
+The calls of a host: all ranks call Broadcast (root 0 sends the session id), rank 0 calls UdpSession and then Barrier,
+the others Barrier and then UdpSession, all call Barrier once more, and packets are sent. Neither Barrier nor Broadcast
+names the session, so callers are grouped in the order of their calls. Two sessions of the same size that start at the
+very same moment can be mixed up; the original mixes up sessions of any size.
 
-Unlike the original, errors are gRPC statuses with text instead of answers full of zeros, and a host that disconnects
-while it waits is removed from its group.
+Unlike in the original, errors are gRPC statuses with text instead of zeroed answers, and a host that disconnects while
+it waits is removed from its group.
 """
 
 import asyncio
@@ -30,8 +29,8 @@ log = logs.of("switchml.control.v1")
 
 
 class SessionService:
-    """Opens sessions. `place_for(ip)` gives the IPv4 and MAC address that a host is told, `client_of(peer)` for whom a
-    call counts."""
+    """Opens sessions. `place_for(ip)` returns the IPv4 and MAC address to send to a host, `client_of(peer)` the client
+    of a call."""
 
     def __init__(
         self, sessions: V1Sessions, place_for: Callable[[str], tuple[str, int]], client_of: Callable[[str], str] = str
@@ -60,7 +59,7 @@ class SessionService:
         return v1_pb2.UdpSessionResponse(session_id=request.session_id, mac=mac, ipv4=int(IPv4Address(ip)))
 
     async def RdmaSession(self, request: v1_pb2.RdmaSessionRequest, context: Context) -> NoReturn:
-        # The original's hosts read the answer whatever the status is: they find zeros there.
+        # The original's hosts read the answer regardless of the status; they get zeros.
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "RDMA is not served here: use the UDP (DPDK) backend")
 
 
@@ -74,8 +73,8 @@ class Group:
         self.value: int | None = None
 
     async def wait(self, member: object, value: int | None) -> int:
-        """Join with the group's value, or None. Returns the value once there is one. A caller that is cancelled while
-        it waits is removed."""
+        """Join with the group's value, or None, and return the value once there is one. A caller that is cancelled
+        while it waits is removed."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.members[member] = future
         self.value = self.value if value is None else value
@@ -101,7 +100,7 @@ class SyncService:
 
     async def Barrier(self, request: v1_pb2.BarrierRequest, context: Context) -> v1_pb2.BarrierResponse:
         await self._check_workers(request.num_workers, context)
-        # A caller has no name: each call is a member of its own.
+        # Callers are anonymous: each call is a member of its own.
         await self._wait(self._barriers[request.num_workers], request.num_workers, object(), is_barrier=True)
         return v1_pb2.BarrierResponse()
 
@@ -115,7 +114,7 @@ class SyncService:
                 )
         value = request.value if request.rank == request.root else None
         groups = self._broadcasts[request.num_workers, request.root]
-        if request.rank == request.root:  # it has started anew if it comes before all have fetched its last value
+        if request.rank == request.root:  # called before all have received its last value: it has restarted
             groups[:] = [group for group in groups if group.value is None]
         return v1_pb2.BroadcastResponse(value=await self._wait(groups, request.num_workers, request.rank, value))
 
@@ -130,8 +129,8 @@ class SyncService:
     async def _wait(
         groups: list[Group], size: int, member: object, value: int | None = None, *, is_barrier: bool = False
     ) -> int:
-        """Wait in the first group that lacks this member and is not complete: a barrier until it is, a broadcast until
-        its root has come."""
+        """Wait in the first group that lacks this member and is not complete: a barrier until it is complete, a
+        broadcast until its root has called."""
         group = next((group for group in groups if member not in group.members and len(group.members) < size), None)
         if group is None:
             group = Group(size)
