@@ -25,6 +25,8 @@ MOST_PACKETS = 1 << 20
 """Default capacity of a packet log (32 MiB of memory, which is only used as records are written)."""
 
 
+LEAST_CHUNK_BYTES = 256
+"""No chunk but the last of a call is shorter."""
 LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
 """Names of spans: submitting an all-reduce (with its number after #), waiting for one, and waiting for all of DDP's."""
 
@@ -71,24 +73,45 @@ class AgentLog:
     calls: dict[int, CallRecord] = field(default_factory=dict)
     ended: int = 0
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Task of the worker → index of its call, and the offset of its first chunk in the call: a seal follows the data.
-    """
+    """Task of the worker → number of its call, and of its first chunk in the call: a seal follows the data."""
+    _piece_of: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Call → the recorded call that it is a later piece of, and a chunk number that no earlier piece reaches."""
+    _pending: dict[int, int] = field(default_factory=dict)
+    """Pieces under way, by recorded call."""
+    _failed: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def submitted(self, tensor: int, nbytes: int, kind: str = KINDS[0]) -> None:
-        now = time.monotonic_ns()
-        self.calls[tensor] = CallRecord(tensor, now, 0, 0, nbytes, _thread.launch, KINDS.index(kind))
+        """Record a new call, or a further piece of the call before (`resumed`)."""
+        now, last = time.monotonic_ns(), next(reversed(self.calls), -1)
+        with self._lock:
+            if _thread.continues and last >= 0 and self.calls[last].launch == _thread.launch:
+                whole = self.calls[last]
+                self._piece_of[tensor] = last, whole.bytes // LEAST_CHUNK_BYTES + tensor - last
+                whole.bytes, whole.done, whole.failed = whole.bytes + nbytes, 0, True
+                self._pending[last] += 1
+                return
+            self.calls[tensor] = CallRecord(tensor, now, 0, 0, nbytes, _thread.launch, KINDS.index(kind))
+            self._pending[tensor] = 1
 
     def started(self, tensor: int, places: dict[int, int]) -> None:
-        """Record the start of a call. `places`: the worker's tasks for the call, and the chunk with which each
-        begins."""
-        self.places |= {task: (tensor, first) for task, first in places.items()}
-        if tensor in self.calls:
+        """Record the start of a call. `places`: the worker's tasks for the call, and the first chunk of each."""
+        tensor, offset = self._piece_of.get(tensor, (tensor, 0))
+        self.places |= {task: (tensor, first + offset) for task, first in places.items()}
+        if tensor in self.calls and not self.calls[tensor].started:
             self.calls[tensor].started = time.monotonic_ns()
 
     def done(self, tensor: int, failed: bool) -> None:
-        if tensor in self.calls:
-            call = self.calls[tensor]
-            call.done, call.failed = time.monotonic_ns(), failed
+        """Record the end of a call: that of its last piece."""
+        tensor, _ = self._piece_of.get(tensor, (tensor, 0))
+        if tensor not in self.calls:
+            return
+        with self._lock:
+            self._pending[tensor] -= 1
+            self._failed |= {tensor} if failed else set()
+            if not self._pending[tensor]:
+                call = self.calls[tensor]
+                call.done, call.failed = time.monotonic_ns(), tensor in self._failed
 
     @property
     def packets(self) -> np.ndarray:
@@ -142,7 +165,7 @@ class Recording:
 
 
 class _Thread(threading.local):
-    launch = -1
+    launch, continues = -1, False
 
 
 _thread = _Thread()
@@ -203,6 +226,22 @@ def _launching(recording: Recording) -> Iterator[None]:
             yield
         finally:
             _thread.launch = -1
+
+
+def launch() -> int:
+    """Return the number of the span in which this thread submits collectives, or -1."""
+    return _thread.launch
+
+
+@contextlib.contextmanager
+def resumed(launch: int, continues: bool) -> Iterator[None]:
+    """Context for submitting, on another thread, a part of what span `launch` has begun. `continues`: as a further
+    piece of the call before."""
+    _thread.launch, _thread.continues = launch, continues
+    try:
+        yield
+    finally:
+        _thread.launch, _thread.continues = -1, False
 
 
 # Called by agents

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from host_agent import recording
 from host_agent.pytorch.compiling import never_compiled_methods
 from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, copy_back, in_order, is_in_order
 
@@ -93,7 +94,8 @@ class CudaStaging:
             into = host if target is source else _pinned(results[:, begin:end])
             note = f", piece {number} of {len(pieces)} of {numel:,} elements" if len(pieces) > 1 else ""
             done = work.part_with(partial(_copy_up, into, results[:, begin:end], up))
-            self.when_landed(landed, work, partial(call_agent, host, into, end - begin, note, done))
+            call = partial(call_agent, host, into, end - begin, note, done)
+            self.when_landed(landed, work, partial(_resumed, recording.launch(), number > 1, call))
 
     def when_landed(self, landed: torch.cuda.Event | None, work: AllReduceWork, call: Callable[[], None]) -> None:
         """Make `call` in order, once a copy has completed; if the copy fails, report the failure of a part of
@@ -148,6 +150,11 @@ def _stream(streams: dict[torch.device, torch.cuda.Stream], device: torch.device
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
     return streams[device]
+
+
+def _resumed(launch: int, continues: bool, call: Callable[[], None]) -> None:
+    with recording.resumed(launch, continues):
+        call()
 
 
 def _pinned(like: torch.Tensor) -> torch.Tensor:

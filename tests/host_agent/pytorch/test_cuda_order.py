@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 c10d = pytest.importorskip("torch._C._distributed_c10d")
 
+from host_agent import recording  # noqa: E402
 from host_agent.pytorch import cuda, process_group  # noqa: E402
 from switchml.errors import RanksDisagree  # noqa: E402
 from tests.support.cuda_model import GpuModel, GpuTensor  # noqa: E402
@@ -195,6 +196,30 @@ def test_a_piece_is_summed_while_the_next_comes_down(groups, model, monkeypatch)
 
     on_ranks(groups, run)
     assert happened == ["landed", "called"] * 6
+
+
+def test_pieces_are_one_call_in_a_recording(groups, model):
+    """And so for whoever reads a capture: as many calls as DDP has buckets."""
+    recorded = recording.start()
+
+    def run(group, rank):
+        x, y = (model.tensor(torch.ones(numel)) for numel in (3000, 100))
+        for work in [group.allreduce([x]), group.allreduce([y]), group.allreduce([x])]:
+            work.wait()
+
+    on_ranks(groups, run)
+    recording.stop(recorded)
+    logs = [log for log in recorded.logs if log.calls]
+    assert len(logs) == RANKS
+    for log in logs:
+        calls = log.calls_array()
+        assert calls["bytes"].tolist() == [12000, 400, 12000] and not calls["failed"].any()
+        assert len(set(calls["launch"].tolist())) == 3 and (calls["launch"] >= 0).all()
+        assert (calls["submitted"] <= calls["started"]).all() and (calls["started"] <= calls["done"]).all()
+        packets = log.packets
+        assert set(packets["tensor"].tolist()) == set(calls["tensor"].tolist())
+        first = packets[packets["tensor"] == calls["tensor"][0]]
+        assert len(set(first["chunk"].tolist())) >= 12, "those of different pieces are different chunks"
 
 
 def test_pieces_never_meet_whole_tensors(monkeypatch):
