@@ -1,11 +1,11 @@
-"""What memory is used for when most of it is allocated."""
+"""Attribution of memory at its peak to uses."""
 
 from collections import Counter
 from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """Of an iteration, in which memory is taken."""
+    """Phase of an iteration in which memory is allocated."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -20,7 +20,8 @@ _USES = {
 
 
 class Ledger:
-    """Every allocation in order. `mark` says what one is for; the others are told by when they were made."""
+    """Records every allocation in order. `mark` sets a block's use; that of others follows from the phase of their
+    allocation."""
 
     def __init__(self) -> None:
         self._events: list[tuple[int, int]] = []
@@ -33,7 +34,7 @@ class Ledger:
         self._allocated = self._peak = self._peak_at = 0
 
     def allocated(self, number: int, bytes: int, phase: Phase, module: str) -> None:
-        """Block `number` is taken while an operator of `module` runs."""
+        """Record that block `number` is allocated while an operator of `module` runs."""
         self._events.append((number, bytes))
         self._phases[number], self._sizes[number], self._modules[number] = phase, bytes, module
         self._live.add(number)
@@ -42,35 +43,35 @@ class Ledger:
             self._peak, self._peak_at = self._allocated, len(self._events)
 
     def freed(self, number: int) -> None:
-        """Block `number` is given back."""
+        """Record that block `number` is freed."""
         if number in self._live:
             self._live.remove(number)
             self._events.append((number, 0))
             self._allocated -= self._sizes[number]
 
     def mark(self, number: int, use: str) -> None:
-        """Block `number` is for `use`."""
+        """Set the use of block `number`."""
         self._uses[number] = use
 
     def mark_rest(self, use: str) -> None:
-        """An iteration ends: blocks from before it that are still in use are for `use`, unless they have one."""
+        """End an iteration: blocks still in use since before it are for `use`, unless already marked."""
         for number in self._live & self._from_before:
             self._uses.setdefault(number, use)
         self._from_before = set(self._live)
 
     def restart(self) -> None:
-        """The peak is that of what follows."""
+        """Restart the peak."""
         self._peak, self._peak_at = self._allocated, len(self._events)
 
     def at_peak(self) -> dict[str, int]:
-        """Bytes by use when most was allocated, the largest first."""
+        """Return bytes by use at the peak, in falling order."""
         total: Counter[str] = Counter()
         for number, size in self._live_at_peak().items():
             total[self._use(number)] += size
         return dict(total.most_common())
 
     def activations_at_peak(self) -> dict[str, int]:
-        """Bytes of activations by module when most was allocated, the largest first."""
+        """Return bytes of activations by module at the peak, in falling order."""
         total: Counter[str] = Counter()
         for number, size in self._live_at_peak().items():
             if self._use(number) == _USES[Phase.FORWARD]:

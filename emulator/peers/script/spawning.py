@@ -1,4 +1,4 @@
-"""Ranks that a script starts itself, by `torch.multiprocessing.spawn`: this process is one of them."""
+"""Replaces `torch.multiprocessing.spawn`: of the ranks that a script spawns, this process runs one."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from switchml.errors import EmulationError
 
 
 def install(rank: int, world: int, per_node: int) -> None:
-    """What a script spawns for each GPU, or each rank, is run here, once, as this process's rank."""
+    """Run functions that a script spawns for each GPU, or each rank, once in this process, as its rank."""
     here = min(world, per_node)
 
     def spawn(
@@ -32,7 +32,7 @@ def install(rank: int, world: int, per_node: int) -> None:
 
 
 class _Joined:
-    """Processes that have ended, as `torch.multiprocessing.ProcessContext` has them."""
+    """Ended processes, with the interface of `torch.multiprocessing.ProcessContext`."""
 
     def join(self, *_: Any, **__: Any) -> bool:
         return True
