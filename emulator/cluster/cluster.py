@@ -204,7 +204,8 @@ class Cluster(Interconnect):
         return self.device.price_per_hour if self.price_per_hour is None else self.price_per_hour
 
     def nodes(self, gpus: int) -> int:
-        """Return the number of nodes that `gpus` accelerators fill. Raises ConfigError where the cluster is too small."""
+        """Return the number of nodes that `gpus` accelerators fill. Raises ConfigError where the cluster is too
+        small."""
         nodes = -(-gpus // self.accelerators_per_node)
         if self.max_nodes and nodes > self.max_nodes:
             raise ConfigError(f"{gpus} accelerators fill {nodes} nodes, but {self.name} has {self.max_nodes}")

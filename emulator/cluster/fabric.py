@@ -18,7 +18,8 @@ NO_LEAVES = ("single-switch", "torus")
 
 
 def place(gpus: Sequence[int], cluster: Cluster, placement: str = "spread") -> list[np.ndarray]:
-    """Return, for each job, the node of each of its accelerators, int64. Raises ConfigError where the jobs don't fit."""
+    """Return, for each job, the node of each of its accelerators, int64. Raises ConfigError where the jobs don't
+    fit."""
     datafile.check_name("placement", placement, PLACEMENTS)
     per_node = cluster.accelerators_per_node
     if placement == "packed":

@@ -30,7 +30,8 @@ class Ops:
 
 
 class Block:
-    """Collects the ops of one rank: one by one, or a repetition of an earlier pass, which costs a few array operations."""
+    """Collects the ops of one rank: one by one, or a repetition of an earlier pass, which costs a few array
+    operations."""
 
     def __init__(self, budget: Budget | None = None) -> None:
         self._budget = budget or Budget()

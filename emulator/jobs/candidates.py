@@ -63,7 +63,8 @@ class OpenJob:
     """Whether the description requires all-reduced, not sharded gradients: with a codec or in-network aggregation."""
 
     def settled(self) -> OpenJob:
-        """Return the job with the preferred precision of its accelerators, and fp32 gradients where all else is fp32."""
+        """Return the job with the preferred precision of its accelerators, and fp32 gradients where all else is
+        fp32."""
         job = self.job
         if "precision" not in self.given:
             job = job.replace(precision=precision(self.cluster.device))

@@ -60,7 +60,8 @@ class Machine:
 def plan(
     model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None
 ) -> CostedJob:
-    """Cost `job` on `cluster`. Raises ConfigError for jobs that cannot be split, placed or combined with these options."""
+    """Cost `job` on `cluster`. Raises ConfigError for jobs that cannot be split, placed or combined with these
+    options."""
     job.fit(model)
     cluster.nodes(job.gpus)
     machine = Machine.of(model, job, cluster)
@@ -171,7 +172,8 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
 
 
 def _neighbours(job: Job, per_node: int) -> GroupLayout:
-    """Return the placement of two adjacent stages: corresponding ranks in consecutive blocks of gpus / pp accelerators."""
+    """Return the placement of two adjacent stages: corresponding ranks in consecutive blocks of gpus / pp
+    accelerators."""
     stride = job.gpus // job.pp
     if job.gpus <= per_node or (stride < per_node and per_node % stride == 0 and stride * 2 <= per_node):
         return GroupLayout(2, 1, 2, 1)

@@ -119,7 +119,8 @@ class Emulation:
 
     @property
     def energy_kwh(self) -> float:
-        """Energy with accelerators and hosts at design power: an upper bound that ignores idling, and excludes cooling."""
+        """Energy with accelerators and hosts at design power: an upper bound that ignores idling, and excludes
+        cooling."""
         cluster = self.plan.cluster
         watts = self.plan.job.gpus * cluster.device.watts + cluster.nodes(self.plan.job.gpus) * cluster.host_watts
         return self.hours * watts / 1000

@@ -158,7 +158,8 @@ def samo_bytes(parameters: float, sparsity: float) -> float:
 
 
 def samo_gradient_share(sparsity: float) -> float:
-    """Share of the dense gradient's bytes that SAMO all-reduces: the remaining values; all ranks know their positions."""
+    """Share of the dense gradient's bytes that SAMO all-reduces: the remaining values; all ranks know their
+    positions."""
     _check_share("sparsity", sparsity)
     return 1.0 - sparsity
 

@@ -35,7 +35,8 @@ class Folded:
 
 
 def fold(graph: Graph, costs: Costs, conditions: Conditions | None = None) -> Folded:
-    """Fold ranks as far as times are preserved exactly; a graph that cannot be folded is returned with all its ranks."""
+    """Fold ranks as far as times are preserved exactly; a graph that cannot be folded is returned with all its
+    ranks."""
     conditions = conditions or Conditions()
     if _is_particular(graph, costs, conditions):
         colour = np.arange(len(graph.ranks))

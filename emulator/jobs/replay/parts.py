@@ -95,7 +95,8 @@ def parts(played: Replayed) -> Parts:
 
 
 def ops_by_stream(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ops of each stream in execution order: int64 (streams + 1,), where each stream's begin, and the ops."""
+    """Return the ops of each stream in execution order: int64 (streams + 1,), where each stream's begin, and the
+    ops."""
     stream_start, ops = grouped(graph.ops.stream, len(graph.streams))
     for stream in np.flatnonzero(graph.streams.order == Order.READY):
         run = ops[stream_start[stream] : stream_start[stream + 1]]

@@ -311,7 +311,8 @@ def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
 
 
 def _treated(job: Job) -> list[Job]:
-    """Return the job as it applies to checkpointed layers and, where only some layers are checkpointed, to the others."""
+    """Return the job as it applies to checkpointed layers and, where only some layers are checkpointed, to the
+    others."""
     return [job, *([job.replace(recompute="none", recompute_every=1)] if job.recompute_every > 1 else [])]
 
 

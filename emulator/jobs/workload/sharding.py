@@ -12,7 +12,8 @@ MIN_UNIT_PARAMETERS = 100_000_000
 
 @dataclass(frozen=True)
 class Sharding(Ranged):
-    """FSDP's settings (torch.distributed.fsdp). The reduced gradients' type on the wire is the job's `gradient_bytes`."""
+    """FSDP's settings (torch.distributed.fsdp). The reduced gradients' type on the wire is the job's
+    `gradient_bytes`."""
 
     unit_layers: int = number(Range(1, 10_000), 1)
     """Transformer layers per unit. Embedding, final norm and projection are the root unit, which stays gathered from

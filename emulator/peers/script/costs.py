@@ -219,7 +219,8 @@ def _convolution_backward(self: Costs, operator: Operator) -> float:
 def _convolve(
     self: Costs, operator: Operator, out: TensorShape, weight: TensorShape, dtype: torch.dtype, which: int
 ) -> float:
-    """Return the duration of a convolution as an implicit GEMM: forward (1), input gradient (2), weight gradient (3)."""
+    """Return the duration of a convolution as an implicit GEMM: forward (1), input gradient (2), weight gradient
+    (3)."""
     pixels = out.elements // out.size[1]
     channels, window = weight.size[0], math.prod(weight.size[1:])
     shapes = {1: (pixels, channels, window), 2: (pixels, window, channels), 3: (window, channels, pixels)}

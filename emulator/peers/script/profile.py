@@ -39,7 +39,8 @@ _NAMES = {
 
 
 def write(session: Session, path: Path) -> None:
-    """Write the last PROFILED iterations, without the first unless it is the only one, to `path` (.json or .json.gz)."""
+    """Write the last PROFILED iterations, without the first unless it is the only one, to `path` (.json or
+    .json.gz)."""
     head = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": session.cluster.device.title}],

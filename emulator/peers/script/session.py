@@ -33,7 +33,8 @@ WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
 
 
 class Session:
-    """The emulated environment of a script. `ranks`: this rank and connections to others. `iterations`: number to run."""
+    """The emulated environment of a script. `ranks`: this rank and connections to others. `iterations`: number to
+    run."""
 
     def __init__(self, cluster: Cluster, world: int, ranks: Ranks, allreduce: str, iterations: int):
         accelerator, local_rank = cluster.device, ranks.rank % cluster.accelerators_per_node

@@ -1,4 +1,5 @@
-"""Inputs and outputs of operators, without values: shapes, modified arguments, and results that are or alias arguments."""
+"""Inputs and outputs of operators, without values: shapes, modified arguments, and results that are or alias
+arguments."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from switchml.errors import EmulationError
 
 @dataclass(frozen=True)
 class Returns:
-    """Relation of a returned tensor to an argument: its index and name, and whether it is the same tensor (or a view)."""
+    """Relation of a returned tensor to an argument: its index and name, and whether it is the same tensor (or a
+    view)."""
 
     place: int
     name: str

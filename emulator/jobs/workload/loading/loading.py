@@ -249,7 +249,8 @@ def solar(
 
 
 def read_gap(dataset: Dataset, storage: Storage) -> int:
-    """Return the largest number of unwanted samples between two wanted ones that is faster to read than to seek over."""
+    """Return the largest number of unwanted samples between two wanted ones that is faster to read than to seek
+    over."""
     rate = min(storage.client_bytes_per_s, storage.bytes_per_s / dataset.ranks)
     return int(storage.seek_s / storage.reads_at_once * rate / dataset.sample_bytes)
 
