@@ -41,9 +41,9 @@ class Group:
     held_out: float
     """Share of rows inside an interval computed from the others, leaving out a tenth at a time."""
     held_out_models: float
-    """As `held_out`, leaving out all rows of a model."""
+    """Like `held_out`, but leaving out all rows of a model at a time."""
     held_out_campaigns: float
-    """As `held_out`, leaving out all rows of a publication, so that other groups' spread may apply."""
+    """Like `held_out`, but leaving out all rows of a publication at a time, so that other groups' spread may apply."""
 
 
 @cache

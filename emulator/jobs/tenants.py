@@ -34,12 +34,12 @@ MOST_OPS = 20_000_000
 
 @dataclass(frozen=True)
 class Tenant:
-    """One of the jobs."""
+    """Result for one of the concurrent jobs."""
 
     alone: Emulation
-    """Emulation with all slots to itself."""
+    """Emulation with exclusive use of all slots."""
     alone_s: float
-    """Iteration time in the same placement, with all links and slots to itself."""
+    """Iteration time in the same placement, with exclusive use of all links and slots."""
     iteration_s: float
     """Average iteration time with all jobs running."""
     iterations: int

@@ -188,7 +188,7 @@ class EmulatedProcessGroup(Collectives):
             if gloo is not None and src in self._real:
                 receive(gloo, tensor, self._real.index(src), 3 * tag + _DATA)
             else:
-                # The last tensor of that size that this rank sent stands for the absent rank's; otherwise the value is
+                # The last tensor of that size that this rank sent represents the absent rank's; otherwise the value is
                 # undefined.
                 like = self._sent.get((tensor.numel(), tensor.dtype), torch.zeros(0, dtype=tensor.dtype))
                 self._shared.values.instead_of(self._ranks[src], like, tensor, self._number)

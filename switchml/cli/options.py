@@ -143,7 +143,7 @@ TIME = Quantity(units.TIME, bare="refused")
 SECONDS = Quantity(units.TIME)
 """For options that accepted bare seconds in the past."""
 NAMED_SECONDS = Quantity(units.TIME, bare="named")
-"""Of `--seconds`."""
+"""Type of the option `--seconds`, whose bare numbers are seconds."""
 BUCKET = Quantity(
     units.SIZE, bare="refused", hint="write 25MiB for what torch calls bucket_cap_mb=25, or 25MB for 25,000,000 bytes"
 )

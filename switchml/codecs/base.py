@@ -271,11 +271,11 @@ class Codec(CodecSettings):
     floats: ClassVar[str] = ""
     """`Sum.wire` of the floats whose sum it requests; "" for integers, or if it requests no sums."""
     by_matrix: ClassVar[bool] = False
-    """Whether it works better on single tensors with their shape than on a bucket."""
+    """Whether the codec works better on single tensors with their shape than on a bucket."""
 
     @property
     def is_half(self) -> bool:
-        """Whether everything that the aggregator adds up is half precision."""
+        """Whether all values that the aggregator sums are half precision."""
         return self.floats in HALVES
 
     def new_state(self) -> Any:

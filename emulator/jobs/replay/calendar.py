@@ -119,7 +119,7 @@ def _settle_links(world, sharing, now_s):
 
 @kernel(forceinline=True)
 def _choose(world, flat, now_s):
-    """Let the dirty streams start the first in their queues."""
+    """Start the first queued entry of each dirty stream, where possible."""
     streams, dirty, choices = world.streams, world.dirty, world.choices
     count, transfers = _collect(world)
     if transfers:

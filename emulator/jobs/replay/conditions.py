@@ -28,11 +28,11 @@ class Conditions:
     """Conditions of a replay; the defaults are an ideal machine."""
 
     slowness: dict[int, float] = field(default_factory=dict)
-    """Rank → factor on the duration of its own ops (1.5: half as long again)."""
+    """Rank → factor on the duration of its own ops (1.5: 50 % longer)."""
     jitter: float = 0.0
     """Standard deviation of op durations relative to their mean; log-normal, preserving the mean."""
     comm_jitter: float = 0.0
-    """The same for transfers."""
+    """Standard deviation of transfer durations relative to their mean, likewise log-normal."""
     seed: int = 0
     pauses: tuple[Pause, ...] = ()
     overlap_slowdown: float | dict[int, float] = 0.0
@@ -41,7 +41,7 @@ class Conditions:
     start_s: dict[int, float] = field(default_factory=dict)
     """Job → submission time; default 0."""
     share_links: bool = True
-    """Whether transfers share links; otherwise each has its route to itself."""
+    """Whether transfers share links; otherwise each has its whole route exclusively."""
 
     def __post_init__(self) -> None:
         for rank, factor in self.slowness.items():

@@ -18,7 +18,7 @@ LATE = 2
 
 
 class Reference:
-    """One replay. After `run()`: `start_s`, `end_s` (ops,) and `transfer_start_s` (transfers,), NaN for what did not
+    """A replay. After `run()`: `start_s`, `end_s` (ops,) and `transfer_start_s` (transfers,), NaN for what did not
     happen."""
 
     def __init__(self, graph: Graph, costs: Costs, conditions: Conditions | None = None) -> None:

@@ -78,7 +78,7 @@ class Job(Ranged):
     """Whether the embedding counts as a layer when layers are split over stages, so that it may be a stage, or a piece,
     by itself (Megatron's --account-for-embedding-in-pipeline-split)."""
     counts_loss: bool = False
-    """The same for the vocabulary projection and loss (--account-for-loss-in-pipeline-split)."""
+    """Whether the vocabulary projection and loss count as a layer, likewise (--account-for-loss-in-pipeline-split)."""
     recompute: str = "none"
     recompute_every: int = number(Range(1, LAYERS.most), 1)
     """With `recompute` full, every n-th layer of a stage is checkpointed, the others save their activations

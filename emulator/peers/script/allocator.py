@@ -43,7 +43,7 @@ class Block:
     address: int
     bytes: int
     pool: tuple[bool, int]
-    """Whether it is for small requests, and the stream."""
+    """(whether the pool is for small requests, stream)."""
     is_free: bool = False
     before: Block | None = None
     after: Block | None = None

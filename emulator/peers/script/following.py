@@ -11,7 +11,7 @@ from emulator.peers.script.operators import Operator
 _AHEAD = 64
 """Largest number of consecutive launches of a plan that may be skipped."""
 _FEW = 20
-"""One in this many launches may be missing or additional."""
+"""Reciprocal of the largest share of launches that may be missing or additional."""
 
 
 class Follower:
@@ -34,7 +34,7 @@ class Follower:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a plan."""
+        """Whether a plan has been derived from a recorded iteration."""
         return self._plan is not None
 
     @property

@@ -92,9 +92,9 @@ class _Kernel:
     is_fused: bool
     elements: int
     level: int
-    """Greater than that of each kernel of the segment whose results it reads."""
+    """Dependency depth: greater than that of each kernel of the segment whose results this one reads."""
     is_read: bool = False
-    """Whether another kernel reads its results."""
+    """Whether another kernel reads this kernel's results."""
     rows: int = 0
     """Output elements of its reductions; 0: none."""
     sources: dict[int, set[int]] = field(default_factory=dict)

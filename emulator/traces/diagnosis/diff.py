@@ -52,7 +52,7 @@ class Difference:
 
     a: Sequence[DiagnosisContext]
     b: Sequence[DiagnosisContext]
-    """As many as in A."""
+    """Runs B, paired with runs A in order."""
     iteration: Row
     """Traced iteration time."""
     parts: list[Row]

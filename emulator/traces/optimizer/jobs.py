@@ -1,4 +1,4 @@
-"""The same optimization for a job described for `switchml emulate`: the split and schedule with the least time per
+"""Optimization of a job described for `switchml emulate`: the split and schedule with the least time per
 sample, within its accelerators' memory. The global batch is fixed, so that training computes the same.
 
 Every combination is emulated if there are few enough; otherwise Optuna (TPE) proposes them, beginning with the

@@ -58,8 +58,8 @@ def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
 
 
 def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
-    """As `buckets`, but with serialized all-reduces costed by the network model even for traced caps, so that caps are
-    comparable."""
+    """Apply `buckets`, but with serialized all-reduces costed by the network model even for traced caps, so that caps
+    are comparable."""
     network, contention = network_of(joined), joined.contention
     # Remove the time between a call and its all-reduce, which the new ones' costs include, and the waiting of a thread
     # for its next one; before its first, a trace of all-reduces alone has the rank's compute.
