@@ -49,10 +49,10 @@ class Handle(Protocol):
     call: CollectiveRecord | None
 
     def block(self) -> None:
-        """Wait until it is done on this machine."""
+        """Wait until the collective is done on this machine."""
 
     def part_done(self, error: BaseException | None) -> None:
-        """Mark it as done, or failed."""
+        """Mark the collective as done, or failed."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks whose traces may contain it."""
+        """Ranks whose traces may contain the communication."""
         return self.ranks if self.only == NONE else (self.only,)
 
     @property

@@ -64,7 +64,7 @@ NO_MICRO_BATCH = -1
 
 
 class Records:
-    """A table: each attribute is a column, the first with one entry per record."""
+    """A table: each attribute is a column; the first column has one entry per record."""
 
     def __len__(self) -> int:
         return len(next(iter(vars(self).values())))

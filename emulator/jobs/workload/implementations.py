@@ -178,7 +178,7 @@ class AttentionKernel:
     narrow: float
     half_length: float
     heads: tuple[int, ...] = ()
-    """Head sizes that it is compiled for: others are padded to the next larger one; empty: any."""
+    """Head sizes that the kernel is compiled for: others are padded to the next larger one; empty: any."""
     architectures: tuple[str, ...] = ()
     """Supported accelerator architectures; empty: all."""
 

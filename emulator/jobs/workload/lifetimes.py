@@ -85,11 +85,11 @@ class Op:
     inputs: tuple[int, ...]
     output: int
     keeps: tuple[int, ...] = ()
-    """Tensors that its backward pass needs."""
+    """Tensors that the operator's backward pass needs."""
     extra: float = 0.0
     """Additional output saved for backward: masks, statistics."""
     weight: float = 0.0
-    """Bytes of its weight's gradient."""
+    """Bytes of the gradient of the operator's weight."""
     scratch: float = 0.0
     """Temporary memory in forward."""
     scratch_back: float = 0.0

@@ -98,7 +98,7 @@ class Channel:
 
     @property
     def ends_s(self) -> float:
-        """Time at which all of its transfers have ended."""
+        """Time at which all of the channel's transfers have ended."""
         while self._pending:
             self.begin_next()
         return self._clock.end_of(self._stream)

@@ -29,7 +29,7 @@ LEAST_SHARE = 0.01
 SHOWN = 5
 """Number of sightings per finding."""
 OWN = (What.COMPUTE, What.LAUNCH, What.CODEC, What.COPY)
-"""Activities of a rank that do not depend on others."""
+"""Activities of a rank that do not depend on other ranks."""
 
 
 Codecs = dict[str, CodecCost]

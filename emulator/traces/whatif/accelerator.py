@@ -1,4 +1,4 @@
-"""Changes: a faster accelerator, and half precision on the same one."""
+"""What-if changes: a faster accelerator, and half precision on the same one."""
 
 import dataclasses
 

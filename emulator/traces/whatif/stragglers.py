@@ -1,4 +1,4 @@
-"""Changes: slower ranks, or a straggler as fast as the others."""
+"""What-if changes: slower ranks, or a straggler as fast as the others."""
 
 from collections.abc import Iterable
 

@@ -98,9 +98,9 @@ class Loads:
     batch: np.ndarray
     """Samples that the rank trains on."""
     misses: np.ndarray
-    """Samples among these that it must read from storage."""
+    """Samples among these that the rank must read from storage."""
     peer_hits: np.ndarray
-    """Samples that it gets from another rank's memory."""
+    """Samples that the rank gets from another rank's memory."""
     reads: np.ndarray
     """Read requests to storage."""
     read_samples: np.ndarray
