@@ -1,5 +1,5 @@
-"""Machines: accelerators, nodes, fabrics, storage, and what kernels and collectives cost on them. The numbers
-are data files (`data/`), each with its source; a user's file can stand in for any of them."""
+"""Hardware and its cost models: accelerators, nodes, fabrics and storage; durations of kernels and collectives.
+Parameters are data files (`data/`), each with its source; a user's file can replace any of them."""
 
 from switchml import lazy
 

@@ -1,5 +1,5 @@
-"""Accelerators: what one device can do, as its data sheet says; and what software makes of it: the emulator's few
-physical constants, the same for all accelerators and jobs. A cluster file may set its own under `[constants]`.
+"""Accelerators: data-sheet parameters of a device, and the emulator's few calibrated constants, which are the same for
+all accelerators and jobs. A cluster file may override constants under `[constants]`.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ A100_MATMUL_SHARE = 0.869
 """271.2 of 312 TFLOP/s, see `matmul_share` below and in `data/accelerators.toml`."""
 
 QUANTIZED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Of an element in the precisions that only linear layers take, with its share of a block's scale: 32 elements have one
-in MXFP8 (OCP Microscaling Formats, 2023, section 5.2), 16 in NVFP4, whose tensors have another (NVIDIA, 2025, arXiv
+"""Bytes per element of the precisions that only linear layers use, including the block scale: one scale for 32 elements
+in MXFP8 (OCP Microscaling Formats, 2023, section 5.2), one for 16 in NVFP4, plus one per tensor (NVIDIA, 2025, arXiv
 2509.25149, section 2)."""
 
 
 def unquantized(precision: str) -> str:
-    """What the rest of a job in `precision` is computed in."""
+    """Precision of everything but the linear layers in a job of this `precision`."""
     return "bf16" if precision in QUANTIZED_BYTES else precision
 
 
@@ -38,57 +38,56 @@ class Accelerator(Ranged):
     memory_bytes: float = number(Range(1, 1e18))
     memory_bytes_per_s: float = number(RATE)
     processors: int = number(Range(1, 10_000_000))
-    """Streaming multiprocessors, compute units or cores: a matrix product is dealt to them tile by tile."""
+    """Streaming multiprocessors, compute units or cores. The tiles of a GEMM are distributed over them."""
     cache_bytes_per_s: float = number(RATE)
-    """Last-level cache to all processors together."""
+    """Aggregate bandwidth from the last-level cache to all processors."""
     watts: float = number(Range(0, 1e9))
     """Thermal design power."""
     architecture: str = ""
-    """Whose kernels run on it; empty: any."""
+    """Architecture that selects kernels; empty: any."""
     matmul_share: float = number(Range(0, 1, "(]"), 0.869)
-    """The best share of half-precision peak that a matrix product was seen to reach; default: A100's, on which
+    """Largest share of half-precision peak that a GEMM reached in measurements; default: A100's, on which
     `gemm_efficiency` was fitted."""
     power_share: float = number(FACTOR, 1.0)
-    """What power limits leave of that in a training job, relative to A100."""
+    """Share of `matmul_share` left by the power limit during training, relative to A100."""
     flash_flops: float = number(Range(0, 1e21), 0.0)
-    """FLOP/s of FlashAttention-2, forward and backward, causal, heads of 128, long sequences; 0: 0.6 of half-precision
+    """FLOP/s of FlashAttention-2, forward and backward, causal, head size 128, long sequences; 0: 0.6 of half-precision
     peak."""
     attention_flops: dict[str, float] = number(RATE, factory=dict)
-    """The same of other kernels (`emulator/jobs/workload/data/attention.toml`), where measured on this device."""
+    """FLOP/s of other attention kernels (`emulator/jobs/workload/data/attention.toml`) measured on this device."""
     unaligned_times: float = number(Range(1, 1e6), 1.0)
-    """How much longer a product takes whose operands' rows are not aligned (`kernels.ALIGNED_BYTES`); default: nobody
-    has measured it."""
+    """Slowdown factor of a GEMM whose operand rows are not aligned (`kernels.ALIGNED_BYTES`); default: not measured."""
     operators: dict[str, Any] = field(default_factory=dict)
-    """What kernels of scripts reach on this device, in place of the built-in values
-    (`emulator/peers/script/data/operators.toml`; `emulator/peers/script/costs.py` reads it)."""
+    """Kernel constants of scripts on this device; replace those of `emulator/peers/script/data/operators.toml` and are
+    read by `emulator/peers/script/costs.py`."""
     price_per_hour: float = number(Range(0, 1e9), 0.0)
-    """Dollars; 0: not for rent by itself."""
+    """Dollars; 0: not rented out separately."""
     price_source: str = ""
 
     def peak(self, precision: str) -> float:
-        """FLOP/s in `precision`; ConfigError where the device has none."""
+        """Peak FLOP/s in `precision`. Raises ConfigError where the device does not support it."""
         if precision not in self.flops:
             raise ConfigError(f"{self.title} has no {precision}; it has {', '.join(self.flops)}")
         return self.flops[precision]
 
     def sustained(self, precision: str, gemm_efficiency: float) -> float:
-        """FLOP/s inside a large matrix product, where `gemm_efficiency` is A100's share of peak."""
+        """Sustained FLOP/s of a large GEMM; `gemm_efficiency` is A100's share of peak."""
         return self.peak(precision) * gemm_efficiency * self.power_share * self.matmul_share / A100_MATMUL_SHARE
 
     def flash_rate(self, precision: str) -> float:
-        """FLOP/s of FlashAttention-2; in half precision also where linear layers are quantized."""
+        """FLOP/s of FlashAttention-2, which runs in half precision even where linear layers are quantized."""
         return self.flash_flops or 0.6 * self.peak(unquantized(precision))
 
 
 @cache
 def accelerators() -> dict[str, Accelerator]:
-    """The built-in ones by name."""
+    """Return the built-in accelerators by name."""
     return datafile.build_all(Accelerator, DATA / "accelerators.toml")
 
 
 @dataclass(frozen=True)
 class Constants(Ranged):
-    """Meanings and sources: `data/constants.toml`."""
+    """Calibrated constants of the cost model; `data/constants.toml` gives the meaning and source of each."""
 
     gemm_efficiency: float = number(FACTOR)
     tile_fill_steps: float = number(Range(0, 1e6))
@@ -112,7 +111,7 @@ class Constants(Ranged):
 
 @dataclass(frozen=True)
 class Note:
-    """One constant as its file describes it."""
+    """A constant's entry in `data/constants.toml`."""
 
     value: float
     unit: str
@@ -122,7 +121,7 @@ class Note:
 
 @cache
 def notes() -> dict[str, Note]:
-    """Every constant with its unit, meaning and source."""
+    """Return every constant with its unit, meaning and source."""
     read = datafile.build_all(Note, DATA / "constants.toml")
     names = {field.name for field in dataclasses.fields(Constants)}
     assert read.keys() == names, read.keys() ^ names
@@ -131,5 +130,5 @@ def notes() -> dict[str, Note]:
 
 @cache
 def constants() -> Constants:
-    """The built-in values."""
+    """Return the built-in values of all constants."""
     return Constants(**{name: note.value for name, note in notes().items()})

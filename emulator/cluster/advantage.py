@@ -1,5 +1,5 @@
-"""When summing in the network pays: an all-reduce by switches beside the best that hosts do by themselves, over group
-sizes, tensor sizes and clusters. Everything is `collectives.cost`; here it is only asked for all algorithms at once.
+"""Break-even of in-network aggregation: the all-reduce by switches compared with the best host-based algorithm, over
+group sizes, tensor sizes and clusters. All times are from `collectives.cost`.
 """
 
 import dataclasses
@@ -18,39 +18,40 @@ from switchml.errors import ConfigError
 
 T = TypeVar("T", Fabric, Switch)
 BY_HOSTS = ("ring", "tree", "nvls", "hierarchical", "halving-doubling")
-"""Algorithms that need no switch outside the nodes; nvls where the nodes have NVLink SHARP."""
+"""Algorithms that need no switch outside the nodes; nvls only where nodes have NVLink SHARP."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One all-reduce of `size_bytes` over `gpus` accelerators of `cluster`, in seconds."""
+    """In-network and host-based times of one all-reduce of `size_bytes` over `gpus` accelerators of `cluster`, in
+    seconds."""
 
     cluster: str
     gpus: int
     size_bytes: int
     by_switches_s: float
     hierarchy: str
-    """The faster one for the switches: "node" (a node's ranks reduce first) or "none"."""
+    """Hierarchy with the lower in-network time: "node" (a node's ranks reduce first) or "none"."""
     by_hosts_s: dict[str, float]
-    """Algorithm → time, of BY_HOSTS."""
+    """Seconds by algorithm of BY_HOSTS."""
 
     @property
     def best(self) -> str:
-        """The fastest of `by_hosts_s`."""
+        """The fastest algorithm of `by_hosts_s`."""
         return min(self.by_hosts_s, key=self.by_hosts_s.__getitem__)
 
     @property
     def speedup(self) -> float:
-        """The best time by hosts over that by switches: above 1, the network should sum."""
+        """Best host-based time over the in-network time; above 1, in-network aggregation is faster."""
         return self.by_hosts_s[self.best] / self.by_switches_s
 
 
 def compare(
     cluster: Cluster, gpus: int, size_bytes: int, streaming: Streaming = DENSE, dtype: str = "float32"
 ) -> Comparison:
-    """Raises ConfigError where the cluster is smaller than `gpus`.
+    """Compare one all-reduce by switches and by hosts. Raises ConfigError where the cluster is smaller than `gpus`.
 
-    dtype: of the tensor; the switches' lanes hold an element each, whatever its type (streaming.wire_bytes).
+    dtype: of the tensor; each lane of the switch holds one element, whatever its type (streaming.wire_bytes).
     """
     cluster.nodes(gpus)
     where = place(gpus, 1, cluster.accelerators_per_node)
@@ -76,7 +77,7 @@ def table(
     streaming: Streaming = DENSE,
     dtype: str = "float32",
 ) -> list[Comparison]:
-    """All of them, in this order."""
+    """Return `compare` for every combination of the arguments, clusters outermost, sizes innermost."""
     return [
         compare(cluster, count, size, streaming, dtype)
         for cluster in clusters
@@ -88,8 +89,8 @@ def table(
 def changed(
     cluster: Cluster, port_bps: float | None = None, oversubscription: float | None = None, slots: int | None = None
 ) -> Cluster:
-    """`cluster` with ports of another rate (bits a second each way), another oversubscription of its leaves, or
-    switches with so many slots; None: its own. Raises ConfigError where there are no leaves."""
+    """Return `cluster` with another port rate (bits per second in each direction), leaf oversubscription or number of
+    switch slots; None: unchanged. Raises ConfigError where the fabric has no leaves."""
     if oversubscription is not None and cluster.between.kind in NO_LEAVES:
         raise ConfigError(
             f"oversubscription: {cluster.name} is a {cluster.between.kind}; expected a cluster with leaves, such as "

@@ -1,5 +1,5 @@
-"""Names of all-reduces and of who takes part in them, as options, job files and environment variables have them. What
-each costs is in `collectives.py`."""
+"""Names of all-reduce algorithms and hierarchies, as used in options, job files and environment variables. Their costs
+are in `collectives.py`."""
 
 ALGORITHMS = {
     "auto": "the faster of ring and tree",
@@ -11,14 +11,14 @@ ALGORITHMS = {
     "ps": "one parameter server",
     "switchml": "added up by switches",
 }
-"""Of all-reduces."""
+"""All-reduce algorithms and their descriptions."""
 HIERARCHIES = {
     "auto": "as the algorithm goes by itself: node for hierarchical and switchml, none for the others",
     "node": "the ranks of a node reduce among themselves first, and the node speaks to the network",
     "none": "every rank sends for itself",
 }
-"""Who speaks to the network in an all-reduce."""
+"""Which ranks exchange data between nodes in an all-reduce."""
 NODE_FIRST = ("hierarchical", "switchml")
-"""Algorithms whose hierarchy "auto" is "node"."""
+"""Algorithms for which hierarchy "auto" means "node"."""
 ALGORITHMS_HELP = f"How all-reduces go: {', '.join(ALGORITHMS)}."
 HIERARCHY_HELP = "Who speaks to the network in all-reduces: node (its ranks reduce inside first), none (every rank)."

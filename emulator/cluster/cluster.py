@@ -1,5 +1,5 @@
-"""A cluster: nodes of accelerators, what joins them inside a node and between nodes, storage, and what an hour costs.
-Read from `data/clusters/NAME.toml` or a user's file, which may start from another with `extends = "NAME"`.
+"""A cluster: nodes of accelerators, the interconnects inside and between nodes, storage, and the price per hour. Read
+from `data/clusters/NAME.toml` or a user's file, which may inherit from another with `extends = "NAME"`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FOLDER = DATA / "clusters"
 
 @dataclass(frozen=True)
 class Inside(Ranged):
-    """What joins the accelerators of a node. `wire`: an all-reduce of S bytes among n takes
-    `latency_s + n latency_per_rank_s + S (2(n-1)/n / bytes_per_s + 1 / local_bytes_per_s)`: a ring over links of
-    `bytes_per_s` each way, and one pass over the buffer in memory."""
+    """Interconnect of the accelerators of a node. An all-reduce of S bytes among n ranks takes `latency_s + n
+    latency_per_rank_s + S (2(n-1)/n / bytes_per_s + 1 / local_bytes_per_s)`: a ring over links of `bytes_per_s` in each
+    direction, and one pass over the buffer in memory."""
 
     title: str
     source: str
@@ -32,18 +32,18 @@ class Inside(Ranged):
     latency_s: float = number(SECONDS)
     latency_per_rank_s: float = number(SECONDS)
     group_bytes_per_s: dict[int, float] = number(RATE, factory=dict)
-    """In place of `bytes_per_s` for groups of so many ranks, where they were measured."""
+    """Measured ring bandwidth by number of ranks; replaces `bytes_per_s` for groups of that size."""
     links: tuple[tuple[int, ...], ...] = number(Range(0, 1000), ())
-    """Where they are no full mesh, as the cube mesh of a DGX-1: two accelerators, and how many links join them. Groups
-    that were not measured get as many rings as these links make."""
+    """Links of nodes without a full mesh, such as the cube mesh of a DGX-1: two accelerators and the number of links
+    between them. Groups that were not measured use as many rings as these links form."""
     link_bytes_per_s: float = number(BYTES, 0.0)
-    """Of one of them, each way."""
+    """Bandwidth of one of `links`, in each direction."""
     multicast_bytes_per_s: float = number(BYTES, 0.0)
-    """Each way, of an accelerator's links while the node's switch adds up and multicasts (NVLink SHARP); 0: it
-    can't."""
+    """Bandwidth of an accelerator's links in each direction while the node's switch reduces and multicasts (NVLink
+    SHARP); 0: not supported."""
     tables: str = ""
-    """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's
-    file."""
+    """Folder of nccl-tests tables that replace the formula for the operations and rank counts they cover; relative to
+    the cluster's file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +52,7 @@ class Inside(Ranged):
                 raise ConfigError(f"links has {list(link)}; expected two accelerators and how many links join them")
 
     def ring_bytes_per_s(self, ranks: int) -> float:
-        """Each way, of a ring among so many of a node's accelerators."""
+        """Bandwidth in each direction of a ring among `ranks` accelerators of a node."""
         whole = 1 + max((last for _, last, _ in self.links), default=-1)
         if ranks not in self.group_bytes_per_s and 2 <= ranks < whole:
             return self.link_bytes_per_s * ring_rates(self.links, ranks)
@@ -61,7 +61,7 @@ class Inside(Ranged):
 
 @dataclass(frozen=True)
 class Storage(Ranged):
-    """Where training data lies: seen by a node, and by all nodes together."""
+    """Storage of the training data: bandwidth available to one node, and to all nodes together."""
 
     title: str = "shared storage"
     node_bytes_per_s: float = number(RATE, 2e9)
@@ -71,47 +71,48 @@ class Storage(Ranged):
 
 @dataclass(frozen=True)
 class Switch(Ranged):
-    """The switch that aggregates, where a job asks for that. Defaults: SwitchML on Tofino (NSDI 2021, section 4; its
-    public code): 512 slots for each version, 1024-byte payloads."""
+    """The aggregating switch, for jobs that use in-network aggregation. Defaults: SwitchML on Tofino (NSDI 2021,
+    section 4; its public code): 512 slots for each version, 1024-byte payloads."""
 
     slots: int = number(Range(1, 2**40), 512)
     payload_bytes: int = number(Range(1, 65_536), sizes.PAYLOAD_BYTES)
     framing_bytes: int = number(Range(0, 65_536), sizes.LINE_OVERHEAD_BYTES)
-    """Ethernet with preamble and gap, IPv4, UDP and our header around each payload."""
+    """Overhead per payload: Ethernet with preamble and gap, IPv4, UDP and the SwitchML header."""
     packets_per_s: float = number(RATE, 1e9)
-    """What one port handles."""
+    """Packet rate limit of one port."""
     latency_s: float = number(SECONDS, 1e-6)
     link_s: float = number(SECONDS, 1e-6)
-    """A packet's way along one link, besides its own length."""
+    """Latency of one link, without serialization."""
     host_latency_s: float = number(SECONDS, 5e-6)
-    """What the host takes from receiving a result to sending the next packet of its slot."""
+    """Host delay between receiving a result and sending the next packet of its slot."""
     timeout_s: float = number(SECONDS, 1e-3)
     convert_bytes_per_s: float = number(RATE, 200e9)
-    """To fixed point and back on the sender, as one stream over the buffer."""
+    """Rate of conversion to fixed point and back on the sender, as one stream over the buffer."""
     efficiency: float = number(Range(0, 10), 0.0)
-    """What its packets, framing included, sustain of the ports' rate; 0: as much as the fabric's collectives."""
+    """Share of the port rate that the packets sustain, framing included; 0: the same as the fabric's collectives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interconnect(Ranged):
-    """What the cost of a collective depends on."""
+    """Interconnect parameters that determine the cost of a collective."""
 
     accelerators_per_node: int = number(Range(1, 1_000_000))
     inside: Inside
     between: Fabric
     switch: Switch = field(default_factory=Switch)
     folder: str = ""
-    """Of its file: `Inside.tables` is relative to it."""
+    """Folder of the cluster's file; `Inside.tables` is relative to it."""
 
     def node_rate(self, where: GroupLayout, pattern: str) -> float:
-        """Bytes a second each way that the ranks which a group has on one node get of its ports, with the node's other
-        groups taking theirs. `pattern`: as `Fabric.share` takes it."""
+        """Bytes per second in each direction available to a group's ranks on one node, while the node's other groups
+        use the rest of its ports. `pattern`: see `Fabric.share`."""
         per_node = self.accelerators_per_node
         share = self.between.share(where, per_node, pattern)
         return self.between.node_bytes_per_s * (where.per_node / per_node) * share
 
     def start_s(self, where: GroupLayout, steps: float = 0.0) -> float:
-        """What does not grow with size: the library's start inside the node, and `steps` messages between nodes."""
+        """Part of the cost that is independent of size: the library's launch inside the node, and `steps` messages
+        between nodes."""
         inside = self.inside.latency_s + self.inside.latency_per_rank_s * min(where.ranks, self.accelerators_per_node)
         return inside + steps * self.between.hops(where.span or where.nodes) * self.between.hop_s
 
@@ -119,9 +120,9 @@ class Interconnect(Ranged):
 def measured(
     link_bytes_per_s: float, latency_s: float, host_s_per_byte: float = 0.0, per_host: int = 1
 ) -> Interconnect:
-    """The network of few numbers that measurements tell: every host's link carries `link_bytes_per_s` each way, a
-    message takes `latency_s` besides its bytes, and hosts take `host_s_per_byte` for copies and sums. What moves
-    between the `per_host` ranks of one host takes no other time, and switches have slots enough."""
+    """Return an interconnect from a few measured numbers: every host's link carries `link_bytes_per_s` in each
+    direction, a message has a latency of `latency_s`, and hosts spend `host_s_per_byte` on copies and sums. Transfers
+    between the `per_host` ranks of one host are free, and switches have unlimited slots."""
     packet_s = (sizes.PAYLOAD_BYTES + sizes.FRAME_OVERHEAD_BYTES) / link_bytes_per_s
     inside = Inside("one host", "measured", RATE.most, RATE.most, 0.0, 0.0)
     fabric = Fabric(
@@ -150,24 +151,24 @@ def measured(
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Interconnect):
-    """Accelerators, what joins them, and what they cost."""
+    """Accelerators with their interconnect, storage and price."""
 
     name: str
     title: str
     accelerator: str
     own_accelerator: Accelerator | None = None
-    """What its file describes under `[accelerator]`, instead of naming a built-in one."""
+    """Accelerator described in the cluster's file under `[accelerator]`; None: a built-in one."""
     storage: Storage = field(default_factory=Storage)
     constants: dict[str, float] = number(Range(0, 1e12), factory=dict)
     host_watts: float = number(Range(0, 1e9), 0.0)
-    """Of a node, besides its accelerators."""
+    """Power of a node without its accelerators."""
     host_memory_bytes: float = number(BYTES, 1e12)
     host_link_bytes_per_s: float = number(RATE, 25e9)
-    """Between host memory and one accelerator, each way."""
+    """Bandwidth between host memory and one accelerator, in each direction."""
     price_per_hour: float | None = number(Range(0, 1e9), None)
-    """Dollars for one accelerator with its share of the node; None: as its accelerator's file says."""
+    """Dollars for one accelerator with its share of the node; None: the price in its accelerator's file."""
     max_nodes: int = number(Range(0, 10**9), 0)
-    """0: as many as the job asks for."""
+    """0: unlimited."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,16 +184,16 @@ class Cluster(Interconnect):
 
     @property
     def software(self) -> Constants:
-        """The constants, with this cluster's own in place of the built-in ones."""
+        """The constants, with this cluster's overrides."""
         return self.software_with({})
 
     def software_with(self, changes: dict[str, float]) -> Constants:
-        """The same, with `changes` to the built-in ones."""
+        """Return the constants with `changes`; this cluster's own overrides take precedence."""
         return dataclasses.replace(constants(), **changes | self.constants)
 
     @property
     def price_source(self) -> str:
-        """Where `hourly_price` is from; empty: no price is known."""
+        """Source of `hourly_price`; empty: no price is known."""
         if self.price_per_hour is not None:
             return f"{self.name}.toml"
         return self.device.price_source
@@ -203,7 +204,8 @@ class Cluster(Interconnect):
         return self.device.price_per_hour if self.price_per_hour is None else self.price_per_hour
 
     def nodes(self, gpus: int) -> int:
-        """How many nodes `gpus` accelerators fill; ConfigError where the cluster is too small."""
+        """Return the number of nodes that `gpus` accelerators fill. Raises ConfigError where the cluster is too
+        small."""
         nodes = -(-gpus // self.accelerators_per_node)
         if self.max_nodes and nodes > self.max_nodes:
             raise ConfigError(f"{gpus} accelerators fill {nodes} nodes, but {self.name} has {self.max_nodes}")
@@ -212,7 +214,7 @@ class Cluster(Interconnect):
 
 @datafile.Remembered
 def load(name: str) -> Cluster:
-    """A built-in cluster by name, or a user's by path. Raises ConfigError."""
+    """Load a built-in cluster by name, or a user's by path. Raises ConfigError."""
     path = datafile.find("cluster", name, FOLDER)
     table = _table(path, ())
     if isinstance(described := table.get("accelerator"), dict):
@@ -240,7 +242,7 @@ def equipped(cluster: str, name: str) -> Cluster:
 
 
 def _described(table: dict, where: str) -> dict:
-    """An accelerator's table with what it omits from the built-in one that it extends, if it names one."""
+    """Return an accelerator's table, completed from the built-in accelerator that it extends, if any."""
     base = table.pop("extends", None)
     if base is None:
         return table
@@ -265,7 +267,7 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
         if isinstance(table.get(section), dict) and section in inherited:
             table[section].setdefault("source", f"{path.name}; what it omits: {inherited[section]['source']}")
             if (kind := table[section].get("kind", "")) not in ("", inherited[section].get("kind")):
-                table[section].setdefault("title", kind)  # the inherited one says what this fabric is not
+                table[section].setdefault("title", kind)  # the inherited title describes another kind of fabric
     named, described = inherited.get("accelerator"), table.get("accelerator")
     if isinstance(named, str) and isinstance(described, dict):
         described.setdefault("extends", named)
@@ -273,5 +275,5 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
 
 
 def clusters() -> list[str]:
-    """Names of the built-in clusters."""
+    """Return the names of the built-in clusters."""
     return datafile.names(FOLDER)

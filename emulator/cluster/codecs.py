@@ -1,4 +1,4 @@
-"""Compressors as the emulator sees them: ratio, cost and error. The compressors themselves are in
+"""Cost model of gradient codecs: compression ratio, compute cost and error. The codecs themselves are in
 `switchml/codecs`."""
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from emulator.cluster.cluster import Cluster
 
 @dataclass(frozen=True)
 class Codec:
-    """Meanings: `data/codecs.toml`."""
+    """Parameters of a codec; `data/codecs.toml` gives the meaning of each."""
 
     title: str
     source: str
@@ -22,15 +22,15 @@ class Codec:
     gathers: bool
 
     def compress_s(self, cluster: Cluster, elements: float) -> float:
-        """Of so many gradients, on the accelerator."""
+        """Seconds to compress `elements` gradients on the accelerator."""
         return elements * self.compress_bytes / _memory_bytes_per_s(cluster)
 
     def decompress_s(self, cluster: Cluster, elements: float) -> float:
-        """Of one payload of so many gradients."""
+        """Seconds to decompress one payload of `elements` gradients."""
         return elements * self.decompress_bytes / _memory_bytes_per_s(cluster)
 
     def wire_bytes(self, elements: float) -> float:
-        """Of so many gradients."""
+        """Compressed size of `elements` gradients."""
         return elements * self.bits / 8.0
 
 
@@ -40,11 +40,11 @@ def _memory_bytes_per_s(cluster: Cluster) -> float:
 
 @cache
 def codecs() -> dict[str, Codec]:
-    """The built-in ones by name."""
+    """Return the built-in codecs by name."""
     return datafile.build_all(Codec, DATA / "codecs.toml")
 
 
 def load(name: str) -> Codec:
-    """By name, as in docs/codecs.md; ConfigError for others."""
+    """Return the codec of this name (docs/codecs.md). Raises ConfigError for unknown names."""
     datafile.check_name("codec", name, codecs())
     return codecs()[name]

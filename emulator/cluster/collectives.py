@@ -1,9 +1,9 @@
-"""What a collective costs: closed forms for the algorithms that libraries use, on a group's place in a cluster. Every
-prediction asks `cost()`: emulated jobs, emulated peers, replayed traces, the optimizer. In-network aggregation is in
-`innetwork.py`, measured tables are in `tables.py`.
+"""Cost models of collectives: closed forms for the algorithms of communication libraries, given a group's placement in
+a cluster. Every prediction uses `cost()`: emulated jobs, emulated peers, replayed traces, the optimizer. In-network
+aggregation is in `innetwork.py`, measured tables are in `tables.py`.
 
-n ranks, S bytes as in `emulator.jobs.workload.graph.Collective`: the whole buffer. Forms: Thakur et al., IJHPCA 2005;
-Patarasuk and Yuan, JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (two trees).
+n ranks, S bytes: the whole buffer, as in `emulator.jobs.workload.graph.Collective`. Formulas: Thakur et al., IJHPCA
+2005; Patarasuk and Yuan, JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (two trees).
 """
 
 import math
@@ -34,11 +34,12 @@ def cost(
     *,
     both_ways: bool = False,
 ) -> Cost:
-    """What `operation` over `size_bytes` costs among the ranks of `where`. Raises ConfigError for unknown names.
+    """Return the cost of `operation` over `size_bytes` among the ranks of `where`. Raises ConfigError for unknown
+    names.
 
     algorithm, hierarchy: of all-reduces, one of ALGORITHMS and of HIERARCHIES; algorithm "auto" is the faster of ring
-    and tree, as NCCL's tuner intends. "switchml" is also that of the other collectives which an aggregator takes.
-    streaming: of "switchml". both_ways: an all-gather beside a reduce-scatter, or the other way round.
+    and tree, as NCCL's tuner intends. "switchml" also applies to the other collectives that an aggregator supports.
+    streaming: of "switchml". both_ways: an all-gather concurrent with a reduce-scatter, or vice versa.
     """
     datafile.check_name("collective", operation, OPERATIONS)
     check_all_reduce(algorithm, hierarchy)
@@ -57,7 +58,7 @@ def cost(
 
 
 def check_all_reduce(algorithm: str, hierarchy: str = "auto") -> None:
-    """Raise ConfigError for names that are none of ALGORITHMS and of HIERARCHIES."""
+    """Raise ConfigError for names that are not in ALGORITHMS and HIERARCHIES."""
     datafile.check_name("all-reduce", algorithm, ALGORITHMS)
     datafile.check_name("hierarchy", hierarchy, HIERARCHIES)
 
@@ -79,8 +80,8 @@ def _between(
     inside: ClosedForm,
     flat: ClosedForm,
 ) -> Cost:
-    """A collective that takes `inside` among the ranks of a node, and `flat` among ranks that each speak for
-    themselves."""
+    """Cost of a collective that uses `inside` among the ranks of a node and `flat` across nodes or, without a
+    hierarchy, among all ranks."""
     if hierarchy == "auto":
         hierarchy = "node" if algorithm in NODE_FIRST else "none"
     if hierarchy == "node" and where.nodes == 1:
@@ -88,8 +89,8 @@ def _between(
     if hierarchy == "none" or where.per_node == 1:
         costed = flat(links, size_bytes, where)
         return Cost(links.inside.latency_s).plus(costed) if algorithm == "switchml" else costed
-    # Reduce-scatter inside nodes, each shard's all-reduce along a rail of its own, all-gather inside: one after the
-    # other. All rails of a node together are S at the rate of its ports. Other collectives likewise.
+    # Hierarchical: reduce-scatter inside nodes, an all-reduce of each shard along its own rail, all-gather inside
+    # nodes, in sequence. All rails of a node together move S at the rate of its ports. Other collectives are analogous.
     rail = GroupLayout(where.nodes, where.nodes, 1, where.span)
     between = flat(links, size_bytes / where.per_node, rail)
     between = between.leaves(between.leaving_bytes * where.per_node, between.once_a_leaf)
@@ -97,8 +98,8 @@ def _between(
 
 
 def _wire(links: Interconnect, moved: float, size_bytes: float, ranks: int = 0) -> float:
-    """Seconds of a ring among `ranks` of a node (0: all) that sends `moved` bytes a rank and reads `size_bytes` of
-    buffer."""
+    """Seconds of a ring among `ranks` accelerators of a node (0: all) in which each rank sends `moved` bytes and reads
+    `size_bytes` of its buffer."""
     return moved / links.inside.ring_bytes_per_s(ranks) + size_bytes / links.inside.local_bytes_per_s
 
 
@@ -114,8 +115,8 @@ def _pipelined(
     hosts_s: float = 0.0,
     once_a_leaf: bool = False,
 ) -> Cost:
-    """What takes `inside_s` in nodes while `crossing` bytes leave each of them, in `steps` messages one after the other
-    and after `hosts_s` on the hosts."""
+    """Cost of an operation that takes `inside_s` within nodes, overlapped with `crossing` bytes that leave each node in
+    `steps` sequential messages after `hosts_s` on the hosts."""
     if where.nodes == 1:
         return slowest(size_bytes, links.start_s(where), inside_s)
     between_s = crossing / links.node_rate(where, pattern) + hosts_s
@@ -124,8 +125,8 @@ def _pipelined(
 
 
 def _ring(links: Interconnect, size_bytes: float, where: GroupLayout, passes: float = 2.0) -> Cost:
-    """2(n-1)/n S past every rank, hence also out of every node. `passes` 1: reduce-scatter or all-gather, half of
-    it."""
+    """A ring: 2(n-1)/n S pass every rank, and leave every node. `passes` of 1: reduce-scatter or all-gather, half of
+    that."""
     n = where.ranks
     measured = _measured(links.folder, links.inside.tables) if links.inside.tables else {}
     if where.nodes == 1 and n in measured:
@@ -139,7 +140,7 @@ def _ring(links: Interconnect, size_bytes: float, where: GroupLayout, passes: fl
 
 @cache
 def _measured(folder: str, name: str) -> dict[int, tables.Curve]:
-    """Curves fitted to a folder of nccl-tests tables, by number of ranks."""
+    """Return curves fitted to a folder of nccl-tests tables, by number of ranks."""
     path = Path(name) if Path(name).is_absolute() else Path(folder) / name
     curves: dict[int, tables.Curve] = {}
     for table in tables.read_all(path):
@@ -160,20 +161,20 @@ def _tree(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
 def _over_trees(
     links: Interconnect, size_bytes: float, where: GroupLayout, inside_s: float, hosts_s: float = 0.0
 ) -> Cost:
-    """Half of the buffer along each of two binary trees over nodes. An inner node passes on twice what it has, so 2 S
-    leave and enter it; with two nodes each has but one neighbour and S does."""
+    """Half of the buffer along each of two binary trees over nodes. Inner nodes forward to two children, so 2 S leave
+    and enter them; with two nodes each has one neighbor, and S does."""
     volume = 1.0 if where.nodes == 2 else 2.0
     steps = 2 * math.ceil(math.log2(where.nodes))
     return _pipelined(links, size_bytes, where, inside_s, volume * size_bytes, "tree", steps, hosts_s=hosts_s)
 
 
 NVLS_RANKS = 4
-"""Of a node, from which on NVLink SHARP is faster than a ring (NVIDIA/nccl issue 1455)."""
+"""Ranks per node from which NVLink SHARP is faster than a ring (NVIDIA/nccl issue 1455)."""
 
 
 def _nvls(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     """NCCL's NVLS, and NVLSTree over several nodes: each rank reads the sum of an n-th of the buffer from the node's
-    switch and multicasts it, so (n+1)/n S pass a rank's links each way. Smaller groups: a ring or tree."""
+    switch and multicasts it, so (n+1)/n S pass a rank's links in each direction. Smaller groups use a ring or tree."""
     if not links.inside.multicast_bytes_per_s:
         raise ConfigError(
             f"all-reduce nvls: nodes ({links.inside.title}) have no NVLink SHARP; expected a cluster whose file sets "
@@ -189,8 +190,8 @@ def _nvls(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
 
 
 def _halving_doubling(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
-    """Recursive halving, then doubling: log2 n steps each way. Ranks beyond a power of two first hand their buffer to
-    a partner and get the sum back (Thakur et al., section 4.4)."""
+    """Recursive halving, then doubling: log2 n steps each. Ranks beyond a power of two first send their buffer to a
+    partner and receive the sum back (Thakur et al., section 4.4)."""
     n, nodes = (2 ** int(math.log2(count)) for count in (where.ranks, where.nodes))
     handed = 2.0 * size_bytes if where.ranks > n else 0.0
     inside_s = _wire(links, 2.0 * (n - 1) / n * size_bytes + handed, size_bytes)
@@ -200,24 +201,23 @@ def _halving_doubling(links: Interconnect, size_bytes: float, where: GroupLayout
 
 
 def _server(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
-    """One parameter server, with ports as a node has them, that every rank sends its buffer to and gets the sum
-    from."""
+    """One parameter server, with the ports of a node. Every rank sends it its buffer and receives the sum."""
     crossing = where.ranks * size_bytes
     return slowest(size_bytes, links.start_s(where, 2), crossing / links.node_rate(where, "all")).leaves(crossing)
 
 
 def _all_to_all(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
-    """Each rank sends S/n to every other: what stays inside the node and what leaves it go at the same time."""
+    """Each rank sends S/n to every other; transfers within and between nodes overlap."""
     n, near = where.ranks, where.per_node
     inside_s = _wire(links, size_bytes * (near - 1) / n, size_bytes / 2)
     return _pipelined(links, size_bytes, where, inside_s, near * size_bytes * (n - near) / n, "all", 1)
 
 
 def dispatch(links: Interconnect, size_bytes: float, where: GroupLayout, copies: float, most_nodes: int = 0) -> Cost:
-    """Tokens to their experts, or back, as DeepEP and HybridEP send them: S bytes of a rank are `copies` of each token,
-    one for every expert, spread evenly over nodes, or over `most_nodes` of them where that is not 0. One goes to each
-    node that has such experts, along rails, and is handed on to the ranks inside (deepseek-ai/DeepEP, README, "normal
-    kernels"), one after the other. On 16 H100, 4,096 tokens of 4,096 bytes for 8 experts take 0.83 ms by this, and were
+    """Expert dispatch or combine of tokens, as in DeepEP and HybridEP: the S bytes of a rank are `copies` of each
+    token, one for each expert, spread evenly over all nodes or, if nonzero, over `most_nodes`. One copy is sent along
+    rails to each node with such experts, then forwarded to the ranks inside (deepseek-ai/DeepEP, README, "normal
+    kernels"), in sequence. On 16 H100, 4,096 tokens of 4,096 bytes for 8 experts take 0.83 ms by this formula, and were
     measured at 0.67 ms (NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-moe-comm-overlap/SKILL.md: 9.079 ms are
     0.11 % of 4 x 48 x 64 exchanges)."""
     near, nodes = where.per_node, where.nodes
@@ -232,7 +232,7 @@ def dispatch(links: Interconnect, size_bytes: float, where: GroupLayout, copies:
 
 
 def _broadcast(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
-    """A pipelined chain: S into and out of every rank."""
+    """A pipelined chain: S bytes into and out of every rank."""
     inside_s, steps = _wire(links, size_bytes, 0.0), where.nodes - 1
     return _pipelined(links, size_bytes, where, inside_s, size_bytes, "ring", steps, once_a_leaf=True)
 
@@ -242,11 +242,11 @@ def _barrier(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost
 
 
 def _p2p(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
-    """One rank to one other; between nodes it has its accelerator's share of the ports."""
+    """Point-to-point; between nodes, the sender has its accelerator's share of the ports."""
     if where.nodes == 1:
         return slowest(size_bytes, links.inside.latency_s, size_bytes / links.inside.bytes_per_s)
     fixed = links.inside.latency_s + links.between.hops(where.span or where.nodes) * links.between.hop_s
-    # Through the sender's port, and through the receiver's.
+    # The bytes pass the sender's port and the receiver's.
     return slowest(size_bytes, fixed, size_bytes / links.node_rate(where, "pairs")).leaves(2 * size_bytes)
 
 
@@ -255,7 +255,7 @@ _ALL_REDUCES: dict[str, ClosedForm] = {
     "tree": _tree,
     "nvls": _nvls,
     "halving-doubling": _halving_doubling,
-    "hierarchical": _ring,  # node first
+    "hierarchical": _ring,  # "node" hierarchy
     "ps": _server,
 }
 _CLOSED_FORMS: dict[str, ClosedForm] = {

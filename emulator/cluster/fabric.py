@@ -1,6 +1,5 @@
-"""Several jobs on one cluster: which nodes each gets, and which links they then share: ports of nodes that two jobs are
-on, uplinks of leaves that two jobs send through. What a job takes of links that it has to itself is in its costs
-already.
+"""Several jobs on one cluster: which nodes each job gets, and which links jobs share: ports of shared nodes, and
+uplinks of leaves. Contention within a job is already part of its own costs.
 """
 
 from collections.abc import Sequence
@@ -13,13 +12,13 @@ from emulator.cluster.cluster import Cluster
 from emulator.cluster.cost import Cost
 
 PLACEMENTS = ("spread", "packed")
-"""spread: nodes are dealt to the jobs in turns, as a busy cluster leaves them; packed: one job after the other, sharing
-the node between them where one does not fill it."""
+"""spread: nodes are assigned to the jobs in turn, as on a busy cluster; packed: jobs in sequence, sharing a node where
+a job does not fill it."""
 NO_LEAVES = ("single-switch", "torus")
 
 
 def place(gpus: Sequence[int], cluster: Cluster, placement: str = "spread") -> list[np.ndarray]:
-    """For each job of so many accelerators the node of each of them, int64. Raises ConfigError where they don't
+    """Return, for each job, the node of each of its accelerators, int64. Raises ConfigError where the jobs don't
     fit."""
     datafile.check_name("placement", placement, PLACEMENTS)
     per_node = cluster.accelerators_per_node
@@ -38,30 +37,30 @@ def place(gpus: Sequence[int], cluster: Cluster, placement: str = "spread") -> l
 
 @dataclass(frozen=True)
 class SharedFabric:
-    """Nodes 0, 1, … of `cluster`, under leaves of as many as it has each."""
+    """The shared links of nodes 0, 1, … of `cluster`, under leaves of `nodes_per_leaf` nodes each."""
 
     cluster: Cluster
     nodes: int
 
     @property
     def leaves(self) -> int:
-        """How many leaves there are uplinks of."""
+        """Number of leaves with modeled uplinks."""
         between = self.cluster.between
         return 0 if between.kind in NO_LEAVES else -(-self.nodes // between.nodes_per_leaf)
 
     def names(self) -> list[str]:
-        """Of all links: ports of nodes, then uplinks of leaves."""
+        """Return the names of all links: node ports, then leaf uplinks."""
         return [f"node {node}" for node in range(self.nodes)] + [f"leaf {leaf}" for leaf in range(self.leaves)]
 
     def bytes_per_s(self) -> np.ndarray:
-        """float64 (links,), each way."""
+        """Return the bandwidth of each link in each direction, float64 (links,)."""
         between = self.cluster.between
         uplinks = between.nodes_per_leaf * between.node_bytes_per_s / between.oversubscription
         return np.concatenate([np.full(self.nodes, between.node_bytes_per_s), np.full(self.leaves, uplinks)])
 
     def load(self, nodes: np.ndarray, cost: Cost, groups: float) -> np.ndarray:
-        """float64 (links,): bytes on each link for each byte of a transfer that stands for `groups` equal ones, whose
-        members sit on `nodes` (one entry an accelerator)."""
+        """Return the bytes on each link per byte of a transfer, float64 (links,). The transfer represents `groups`
+        equal ones whose members are on `nodes` (one entry per accelerator)."""
         loads = np.zeros(self.nodes + self.leaves)
         if not cost.leaving_bytes or not cost.bytes:
             return loads
@@ -69,7 +68,7 @@ class SharedFabric:
         loads[: self.nodes] = groups * cost.leaving_bytes / cost.bytes * here / here.sum()
         leaf = np.arange(self.nodes) // self.cluster.between.nodes_per_leaf
         used = np.bincount(leaf[here > 0], minlength=self.leaves)
-        if self.leaves and np.count_nonzero(used) > 1:  # else it never leaves its leaf
+        if self.leaves and np.count_nonzero(used) > 1:  # otherwise traffic stays below one leaf
             crossing = np.bincount(leaf, weights=loads[: self.nodes], minlength=self.leaves)
             loads[self.nodes :] = crossing / np.maximum(used, 1) if cost.once_a_leaf else crossing
         return loads

@@ -1,9 +1,9 @@
-"""What a collective takes with in-network aggregation: workers stream chunks through slots of a switch that adds them
-up (SwitchML, NSDI 2021; what a slot does is `switchml/protocol/pool.py`, and `emulator/networks/netsim` plays the same
-packet by packet).
+"""Cost of collectives with in-network aggregation: workers stream chunks through slots of a switch that adds them up
+(SwitchML, NSDI 2021; `switchml/protocol/pool.py` specifies a slot, and `emulator/networks/netsim` simulates the same
+protocol packet by packet).
 
-A closed form, in the order of its terms: line rate, window, switch, conversion to fixed point; then the racks' tree,
-loss, sparse blocks and compression. What several accelerators of a node do first is in `collectives.py`.
+The closed form considers, in order: line rate, window, switch, conversion to fixed point; then multi-level aggregation,
+loss, sparse blocks and compression. The reduction inside nodes is in `collectives.py`.
 """
 
 import math
@@ -22,20 +22,19 @@ class Streaming(Ranged):
     """How a job uses the aggregating switches."""
 
     loss: float = number(Range(0, 0.5), 0.0)
-    """Share of packets lost on each link, independently."""
+    """Packet loss rate of each link; losses are independent."""
     jobs: int = number(Range(1, 1_000_000), 1)
     """Jobs that share the slots evenly."""
     levels: int = number(Range(0, 16), 0)
-    """Switches a packet passes up to the root; 0: one per `nodes_per_leaf` nodes and one above them."""
+    """Switches between a worker and the root, inclusive; 0: one per `nodes_per_leaf` nodes and one above them."""
     sparse: bool = False
-    """Send only blocks that are not zero (OmniReduce, SIGCOMM 2021): as many as the model's file says, or
-    `density`."""
+    """Send only nonzero blocks (OmniReduce, SIGCOMM 2021): the share in the model's file, at most `density`."""
     density: float = number(SHARE, 1.0)
-    """At most this share of each worker's blocks is not zero."""
+    """Largest share of nonzero blocks of a worker."""
     overlap: float = number(SHARE, 0.0)
-    """Of a worker's non-zero blocks, the share that all others have too; the rest falls where it may."""
+    """Share of a worker's nonzero blocks that all other workers have, too; the rest is placed at random."""
     wire_bytes: float = number(Range(1, 4), 4.0)
-    """Of a 4-byte element on the wire: 2 or 1 for narrower integers."""
+    """Bytes on the wire of a 4-byte element: 2 or 1 for narrower integers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,13 +46,13 @@ class Streaming(Ranged):
 
 DENSE = Streaming()
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
-"""What an aggregator takes (docs/protocol.md, section 11)."""
+"""Collectives that an aggregator supports (docs/protocol.md, section 11)."""
 MOVES = ("all_gather", "broadcast")
-"""Of these, those that carry bytes as they are: none is left out, narrowed or converted."""
+"""Collectives that carry bytes unchanged: no sparse blocks, narrower integers or conversion."""
 
 
 def union_density(density: float, overlap: float, workers: int) -> float:
-    """Share of blocks that are non-zero on any of `workers`: what comes back down. Independent blocks give 1 -
+    """Share of blocks that are nonzero on any of `workers`, hence part of the result. Independent blocks give 1 -
     (1-d)^n."""
     common = density * overlap
     rest = density - common
@@ -68,10 +67,10 @@ def aggregate(
     operation: str = "all_reduce",
     both_ways: bool = False,
 ) -> Cost:
-    """One of OPERATIONS over `size_bytes` among the ranks of `where`, each of which streams its whole buffer through
-    the switches with its share of its node's ports; of a reduce-scatter and an all-gather, a rank's own share is on the
-    link's less busy direction. both_ways: one of these two beside the other. Each sends what the other does not, and
-    packets without data in the place of its own (Khalilov et al., SC 2024)."""
+    """Cost of one of OPERATIONS over `size_bytes` among the ranks of `where`. Each rank streams its whole buffer
+    through the switches with its share of its node's ports. In a reduce-scatter or all-gather, a rank's own share is on
+    the link's less busy direction. both_ways: one of these two concurrent with the other; each sends what the other
+    does not, and packets without data in place of its own (Khalilov et al., SC 2024)."""
     n = where.ranks
     if operation != "all_reduce":
         how = replace(how, sparse=False, density=1.0, wire_bytes=4.0 if operation in MOVES else how.wire_bytes)
@@ -83,7 +82,7 @@ def aggregate(
         carried, frames = 1.0, 2.0
     each = GroupLayout(where.ranks, where.nodes, 1, where.span)
     efficiency = (links.switch.efficiency or links.between.efficiency) / links.between.efficiency
-    # A leaf's switch adds up what comes from below, so that one sum leaves it, as one node's part of a ring does.
+    # A leaf's switch adds up the inputs from below, so that one sum leaves it, as one node's part of a ring does.
     rate = links.node_rate(each, "ring") * efficiency
     converts = operation not in MOVES
     streamed_s = stream_s(links, size_bytes, n, rate, how, where.nodes, (carried, frames), converts)
@@ -96,8 +95,8 @@ def aggregate(
 def wire_bytes(
     links: Interconnect, size_bytes: float, workers: int, how: Streaming = DENSE, data_share: float = 1.0
 ) -> float:
-    """What `workers` that stream `size_bytes` each put on their links, in the busier direction, all of them
-    together. data_share: of packets, that have data."""
+    """Bytes that `workers`, streaming `size_bytes` each, put on their links in the busier direction, all links
+    together. data_share: share of packets that carry data."""
     switch = links.switch
     up = how.density if how.sparse else 1.0
     carried = max(up, union_density(up, how.overlap, workers))
@@ -115,9 +114,9 @@ def stream_s(
     packet: tuple[float, float] = (1.0, 1.0),
     converts: bool = True,
 ) -> float:
-    """Seconds for `workers`, on so many `nodes` (0: one each), to stream `size_bytes` each through slots over links of
-    this rate each way. packet: of each chunk, how many payloads and how many packets' framing the busier direction of a
-    link carries. converts: to fixed point and back."""
+    """Seconds for `workers` on `nodes` nodes (0: one each) to stream `size_bytes` each through slots, over links of
+    `link_bytes_per_s` in each direction. packet: payloads and packet framings per chunk in the busier direction of a
+    link. converts: whether data is converted to fixed point and back."""
     switch = links.switch
     elements = size_bytes / 4.0
     per_packet = switch.payload_bytes / how.wire_bytes
@@ -138,24 +137,24 @@ def stream_s(
     base = round_trip + max(streaming, convert)
     if not how.loss:
         return base
-    # A chunk stalls its slot for a timeout when one of its packets up or its own result is lost on any link. The
-    # stalls of one slot add up; those of different slots overlap. What counts is the unluckiest slot: its stalls and
-    # its chunks without queueing; and a stall near the end that nobody else hides.
+    # A chunk stalls its slot for a timeout if one of its packets upward or its own result is lost on any link. The
+    # stalls of one slot add up; those of different slots overlap. The slowest slot determines the duration: its stalls
+    # and its chunks without queueing, plus a stall near the end that no other slot hides.
     lost = 1.0 - (1.0 - how.loss) ** (2 * workers * levels)
     per_slot, stalls = carried / slots, carried * lost
     unlucky = _largest_of(slots, per_slot * lost) * switch.timeout_s + per_slot * round_trip
     tail = switch.timeout_s * stalls / (stalls + 1.0)
-    # Each loss makes all workers repeat their packet.
+    # Each loss makes all workers retransmit their packet.
     return max(base + tail, unlucky) + stalls * packet_s
 
 
 LARGE_MEAN = 500.0
-"""exp(-mean) is still a normal number here."""
+"""Up to this mean, exp(-mean) is a normal floating-point number."""
 
 
 def _largest_of(count: float, mean: float) -> float:
-    """Expected largest of `count` Poisson numbers of this mean: the sum of the chances that one reaches 1, 2, 3, …; of
-    a large mean, that of normal numbers, by the same sum in steps of a hundredth of their deviation."""
+    """Expected maximum of `count` Poisson variables of this mean: the sum over k of the probability that one reaches k.
+    For a large mean, that of normal variables, integrated in steps of 0.01 standard deviations."""
     if mean > LARGE_MEAN:
         tails = [0.5 * math.erfc(z / 100 / math.sqrt(2.0)) for z in range(4000)]
         deviations = sum((1.0 - (1.0 - tail) ** count) - tail**count for tail in tails) / 100

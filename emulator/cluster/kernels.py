@@ -1,10 +1,11 @@
-"""What kernels take on an accelerator. Two kinds: matrix products, dealt to the processors in tiles, wave after wave;
-and kernels bound by memory. A list of kernels is an array (kernels, COLUMNS) of float64: batch, m, n, k, bytes, rate,
-half, aligned, for weights.
-m = 0 marks what only moves `bytes`, in `batch` kernels one after the other (0: one). A matrix product's `bytes` is not
-read: it is at least its operands and result. A `rate` that is not 0 is a kernel's own, in FLOP/s; `half` of 1 marks
-products that jobs in fp8, mxfp8 and nvfp4 leave in bf16; `aligned` is the number of elements that rows of operands
-start at multiples of; `for weights` of 1 marks what only weights' gradients need.
+"""Cost model of kernels on an accelerator. Two kinds: GEMMs, whose tiles run on the processors in waves; and
+memory-bound kernels. A list of kernels is an array (kernels, COLUMNS) of float64: batch, m, n, k, bytes, rate, half,
+aligned, for weights.
+
+m = 0 marks a memory-bound operation on `bytes`, in `batch` sequential kernels (0: one). `bytes` of a GEMM is ignored:
+its traffic is at least its operands and result. A nonzero `rate` is the kernel's own, in FLOP/s; `half` of 1 marks
+GEMMs that jobs in fp8, mxfp8 and nvfp4 run in bf16; `aligned` is the number of elements to whose multiples operand rows
+are aligned; `for weights` of 1 marks kernels that only weight gradients need.
 """
 
 import numpy as np
@@ -16,57 +17,57 @@ TILES = np.array([(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128
 traces)."""
 
 STEP = 32
-"""Of k, what a tile takes at once: 32, or 64 (names of cuBLAS's kernels, stages_32x5 and stages_64x3)."""
+"""Elements of k per tile step: 32, or 64 (names of cuBLAS's kernels, stages_32x5 and stages_64x3)."""
 COLUMNS = 9
 ALIGNED_BYTES = 16
-"""What rows of operands have to start at for the fast kernels: the most that Ampere's asynchronous copies take at once,
-and what strides of Hopper's tensor maps are multiples of (PTX ISA, cp.async; CUDA driver API, cuTensorMapEncodeTiled;
-NVIDIA, Matrix Multiplication Background User's Guide, section 2.2). Where rows of a result start matters little: (8193
-x 5008) by (5008 x 2501) in bf16 does 509 TFLOP/s on H100 (meta-pytorch/float8_experimental#145)."""
+"""Alignment of operand rows for the fast kernels: the maximum of Ampere's asynchronous copies, and the stride
+granularity of Hopper's tensor maps (PTX ISA, cp.async; CUDA driver API, cuTensorMapEncodeTiled; NVIDIA, Matrix
+Multiplication Background User's Guide, section 2.2). The alignment of result rows matters little: (8193 x 5008) by
+(5008 x 2501) in bf16 does 509 TFLOP/s on H100 (meta-pytorch/float8_experimental#145)."""
 ALIGNED = 32
-"""Elements of which 16 bytes are in any precision."""
+"""Elements that make up at least 16 bytes in any precision."""
 ELEMENT_BYTES = {**QUANTIZED_BYTES, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 
 
 def gemm(
     m: float, n: float, k: float, batch: float = 1.0, *, half: bool = False, rows: tuple[float, ...] = ()
 ) -> tuple[float, ...]:
-    """A row: `batch` products of (m, k) by (k, n), in bf16 where `half` even if the job is quantized. `rows`: elements
-    of the operands' rows, as they lie in memory; default: a multiple of what kernels ask for."""
+    """Return the row of a GEMM: `batch` products of (m, k) by (k, n), in bf16 if `half`, even in a quantized job.
+    `rows`: row lengths of the operands in memory, in elements; default: aligned."""
     aligned = next((each for each in (32, 16, 8, 4, 2) if not any(size % each for size in rows)), 1)
     return (batch, m, n, k, 0.0, 0.0, float(half), float(aligned), 0.0)
 
 
 def at_rate(flops_per_s: float, m: float, n: float, k: float, batch: float = 1.0) -> tuple[float, ...]:
-    """A row: as many FLOPs as such products have, in a kernel that does `flops_per_s`."""
+    """Return the row of a kernel with the FLOPs of these GEMMs and a fixed rate of `flops_per_s`."""
     return (batch, m, n, k, 0.0, flops_per_s, 1.0, float(ALIGNED), 0.0)
 
 
 def memory(bytes: float, launches: float = 0.0) -> tuple[float, ...]:
-    """A row: a kernel that reads and writes `bytes` altogether, or so many `launches` that do it together."""
+    """Return the row of a kernel that reads and writes `bytes` in total, or of `launches` kernels that share them."""
     return (launches, 0.0, 0.0, 0.0, bytes, 0.0, 0.0, float(ALIGNED), 0.0)
 
 
 def for_weights(row: tuple[float, ...]) -> tuple[float, ...]:
-    """The row, marked."""
+    """Return the row, marked as needed for weight gradients only."""
     return (*row[:-1], 1.0)
 
 
 def flops(kernels: np.ndarray) -> float:
-    """Floating-point operations of all matrix products: 2 a multiply-add."""
+    """Floating-point operations of all GEMMs: 2 for each multiply-add."""
     return float(2.0 * (kernels[:, 0] * kernels[:, 1] * kernels[:, 2] * kernels[:, 3]).sum())
 
 
 def seconds(
     kernels: np.ndarray, device: Accelerator, constants: Constants, precision: str = "fp16", tiles: np.ndarray = TILES
 ) -> np.ndarray:
-    """float64 (kernels,): how long each takes, running alone, operands in `precision`.
+    """Duration of each kernel, running alone, with operands in `precision`; float64 (kernels,).
 
-    A matrix product takes ceil(tiles / processors) waves, each as long as one tile on one processor: per step of k the
-    slower of multiplying and of reading the operands' slivers from the cache, and a few steps to start and end. Of the
-    tile shapes the fastest counts, which is what the libraries' heuristics aim at. Memory traffic bounds it from below
-    (roofline: Williams et al., CACM 2009; waves and tiles: NVIDIA, Matrix Multiplication Background User's Guide).
-    Where rows of operands are not aligned, a product takes as many times longer as the accelerator's data say.
+    A GEMM takes ceil(tiles / processors) waves, each as long as one tile on one processor: per step of k the slower of
+    multiplying and of reading the operands' slivers from the cache, plus a few steps of ramp-up and drain. The fastest
+    tile shape is used, approximating the libraries' heuristics. Memory traffic is a lower bound (roofline: Williams et
+    al., CACM 2009; waves and tiles: NVIDIA, Matrix Multiplication Background User's Guide). Unaligned operand rows
+    multiply the duration by the accelerator's `unaligned_times`.
     """
     kernels = np.asarray(kernels, np.float64).reshape(-1, COLUMNS)
     batch, m, n, k, moved, rate, half, aligned, _ = kernels.T
@@ -90,5 +91,5 @@ def seconds(
 
 
 def looped(kernels: np.ndarray) -> int:
-    """Launches besides one for each row, where products of a batch are a kernel each."""
+    """Additional launches beyond one per row, where each product of a batch is its own kernel."""
     return int((np.maximum(kernels[:, 0], 1.0) - 1.0).sum())

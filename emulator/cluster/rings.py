@@ -1,5 +1,5 @@
-"""How many rings NCCL finds in a node whose links make no full mesh: as many Hamiltonian cycles of the group's links as
-share none, each of them a ring in both directions (NCCL's search over NVLink, src/graph/search.cc).
+"""Number of rings that NCCL finds in a node whose links form no full mesh: the largest set of link-disjoint Hamiltonian
+cycles of the group, each of them a ring in both directions (NCCL's search over NVLink, src/graph/search.cc).
 """
 
 import itertools
@@ -9,15 +9,16 @@ from functools import cache
 from switchml.errors import ConfigError
 
 MOST_TRIED = 50_000
-"""Paths and sets of cycles that are looked at: a DGX-1's cube mesh has some thousands."""
+"""Search limit, in paths and sets of cycles; the cube mesh of a DGX-1 takes a few thousand."""
 Links = tuple[tuple[int, ...], ...]
-"""Two accelerators of a node, and how many links join them."""
+"""Two accelerators of a node, and the number of links between them."""
 
 
 @cache
 def ring_rates(links: Links, ranks: int) -> float:
-    """The rate of an all-reduce's ring among the first `ranks` accelerators, in rates of one link each way. Where there
-    is no cycle, sums go along a chain and back: as long as a ring of 2 (n-1) / n links."""
+    """Rate of an all-reduce's ring among the first `ranks` accelerators, as a multiple of one link's rate in each
+    direction. Without a cycle, sums travel along a chain and back, which takes as long as a ring of 2 (n-1) / n links.
+    """
     count = {(a, b): number for a, b, number in links if max(a, b) < ranks}
     if ranks == 2:
         return float(sum(count.values()))
@@ -33,7 +34,7 @@ def _check(tried: Iterator[int]) -> None:
 
 
 def _cycles(free: dict[frozenset[int], int], ranks: int, tried: Iterator[int]) -> list[list[frozenset[int]]]:
-    """Hamiltonian cycles, each once, as their links."""
+    """Return all Hamiltonian cycles, each once, as lists of links."""
     found: list[list[frozenset[int]]] = []
 
     def extend(path: list[int]) -> None:
@@ -52,7 +53,7 @@ def _cycles(free: dict[frozenset[int], int], ranks: int, tried: Iterator[int]) -
 
 
 def _most(free: dict[frozenset[int], int], cycles: list[list[frozenset[int]]], tried: Iterator[int]) -> int:
-    """Cycles, also the same one several times, that need no link twice."""
+    """Return the largest number of link-disjoint cycles; a cycle counts several times if its links are multiple."""
     best = 0
     for i, cycle in enumerate(cycles):
         _check(tried)

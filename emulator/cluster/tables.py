@@ -1,8 +1,8 @@
-"""Measured collectives: the tables that nccl-tests print, and curves fitted to them.
+"""Measured collectives: nccl-tests tables, and curves fitted to them.
 
 A library changes protocol with size (NCCL: LL, LL128, Simple with smaller and then full chunks), and each protocol has
-a latency and a bandwidth. So a curve is a few segments, each `latency + bytes / bandwidth`, with the sizes between
-where the protocol changes: eight numbers for three segments, however long the table.
+a latency and a bandwidth. A curve is therefore a few segments, each `latency + bytes / bandwidth`, plus the sizes at
+which the protocol changes: eight numbers for three segments, however long the table.
 """
 
 import contextlib
@@ -17,26 +17,26 @@ from switchml.files import read_text
 
 SEGMENTS = 3
 SMALL_BYTES = 16 * 2**20
-"""Below this an exchange is governed by latency and protocol more than by bandwidth."""
+"""Sizes below this are dominated by latency and protocol rather than bandwidth."""
 _ROW = re.compile(rb"^\s*\d+[\s,]+\d+[\s,]+[a-z]\w*[\s,]", re.MULTILINE)
-"""Size, count, type, as rows of both forms begin."""
+"""Start of a data row in either format: size, count, type."""
 _LOOK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Table:
-    """All arrays (rows,), by rising size."""
+    """A measured table; all arrays (rows,), by increasing size."""
 
     name: str
     ranks: int
     size_bytes: np.ndarray
     seconds: np.ndarray
-    """Out of place, as nccl-tests' first column of times."""
+    """Out-of-place times, the first time column of nccl-tests."""
 
 
 def read(path: Path) -> Table:
-    """A table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output with times in
-    µs. The number of ranks is in the name (`…_8gpu.txt`) or in nccl-tests' list of ranks."""
+    """Read a table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output with times
+    in µs. The number of ranks is taken from the name (`…_8gpu.txt`) or nccl-tests' list of ranks."""
     lines = read_text(path).splitlines()
     rows, ranks = [], 0
     for line in lines:
@@ -64,7 +64,7 @@ def read(path: Path) -> Table:
 
 
 def read_all(folder: Path) -> list[Table]:
-    """All tables in a folder, whatever their names end in, or the one that `folder` is."""
+    """Read all tables in a folder, whatever their file extensions, or the single file `folder`."""
     if folder.is_file():
         return [read(folder)]
     paths = sorted(path for path in folder.glob("*") if path.is_file() and _has_rows(path))
@@ -77,7 +77,7 @@ def read_all(folder: Path) -> list[Table]:
 
 
 def _has_rows(path: Path) -> bool:
-    """Whether there is a line in its beginning as a table has them."""
+    """Return whether the first _LOOK_BYTES of the file contain a table row."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return _ROW.search(file.read(_LOOK_BYTES)) is not None
     return False
@@ -85,27 +85,28 @@ def _has_rows(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Curve:
-    """Segments by rising size, arrays (segments,): segment i holds from `start_bytes[i]` on."""
+    """Piecewise linear cost, segments by increasing size, arrays (segments,): segment i applies from `start_bytes[i]`
+    on."""
 
     start_bytes: np.ndarray
     latency_s: np.ndarray
     bytes_per_s: np.ndarray
 
     def seconds(self, size_bytes: np.ndarray | float) -> np.ndarray:
-        """float64, one a size; below the first segment that one holds."""
+        """Return the duration for each size, float64; sizes below the first segment use it."""
         latency_s, bytes_per_s = self.at(size_bytes)
         return latency_s + np.asarray(size_bytes, np.float64) / bytes_per_s
 
     def at(self, size_bytes: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Latency in seconds and bytes a second for messages of these sizes."""
+        """Return latency in seconds and bytes per second for messages of these sizes."""
         which = np.maximum(np.searchsorted(self.start_bytes, size_bytes, side="right") - 1, 0)
         return self.latency_s[which], self.bytes_per_s[which]
 
 
 def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -> Curve:
-    """The curve with the least sum of relative errors, small and large sizes counting alike (weights fall with the
-    square root of size, as tables are denser in logarithmic terms towards the end). Exact for the break points tried:
-    all below 24 rows, then ever fewer."""
+    """Return the curve with the least sum of relative errors, weighted evenly over small and large sizes (weights fall
+    with the square root of size, since tables are denser on a logarithmic scale towards the end). Optimal over the
+    tried break points: all below 24 rows, increasingly few beyond."""
     count = len(size_bytes)
     order = np.argsort(size_bytes)
     size, took = np.asarray(size_bytes, np.float64)[order], np.asarray(seconds, np.float64)[order]
@@ -137,7 +138,7 @@ def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -
 
 
 def _line(size: np.ndarray, took: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
-    """Weighted sum of relative errors, and (latency, seconds a byte), neither of them negative."""
+    """Return the weighted sum of relative errors and (latency, seconds per byte), both non-negative."""
     scaled = np.stack([weight / took, weight * size / took], axis=1)
     line, *_ = np.linalg.lstsq(scaled, weight, rcond=None)
     if line[1] < 0:

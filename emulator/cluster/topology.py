@@ -1,5 +1,5 @@
-"""How nodes hang together: how far apart the members of a group are, and what is left of their network ports' rate
-when all groups of a job talk at once. Ranks are numbered node by node.
+"""Network topologies: distance between the members of a group, and the share of port bandwidth left when all groups of
+a job communicate at once. Ranks are numbered node by node.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ KINDS = ("single-switch", "leaf-spine", "fat-tree", "rail-optimized", "dragonfly
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """Where the members of a group sit: `ranks` of them on `nodes` nodes, `per_node` on each (the most, where they
-    differ). Groups of a job tile its nodes, so that the other accelerators of these nodes are in groups that do the
-    same at the same time."""
+    """Placement of a group: `ranks` members on `nodes` nodes, `per_node` on each (the maximum, where they differ). A
+    job's groups tile its nodes, so that the other accelerators of these nodes are in groups that do the same at the
+    same time."""
 
     ranks: int
     nodes: int
     per_node: int
     span: int = 0
-    """How many consecutive nodes they lie within; 0: as many as they use."""
+    """Number of consecutive nodes that contain the group; 0: `nodes`."""
 
 
 def place(ranks: int, stride: int, per_node: int) -> GroupLayout:
-    """`ranks` members, `stride` ranks apart, on nodes of `per_node`: tensor-parallel groups have stride 1,
-    data-parallel ones that of a tensor group, pipelines that of a stage."""
+    """Return the placement of `ranks` members, `stride` ranks apart, on nodes of `per_node`. Stride: 1 for
+    tensor-parallel groups, the size of a tensor-parallel group for data-parallel ones, that of a stage for pipelines.
+    """
     if ranks == 1:
         return GroupLayout(1, 1, 1, 1)
     together = max(1, min(ranks, per_node // stride)) if stride < per_node else 1
@@ -35,31 +36,31 @@ def place(ranks: int, stride: int, per_node: int) -> GroupLayout:
 
 @dataclass(frozen=True)
 class Fabric(Ranged):
-    """What joins nodes. Which parameters count depends on `kind`; the others are ignored."""
+    """The network between nodes. `kind` determines which parameters apply; the others are ignored."""
 
     kind: str
     title: str
     source: str
     ports_per_node: int = number(Range(1, 100_000))
     port_bps: float = number(RATE)
-    """Bits a second each way."""
+    """Bits per second in each direction."""
     efficiency: float = number(FACTOR)
-    """What collectives sustain of the ports' rate."""
+    """Share of the port rate that collectives sustain."""
     hop_s: float = number(SECONDS)
-    """Through one switch and its link, host software included."""
+    """Latency of one switch and its link, including host software."""
     cross_rail_efficiency: float = number(FACTOR, 1.0)
-    """What is left of that where a group has more than one but not all accelerators of a node, so that its ring
-    changes rails (rail-optimized)."""
+    """Share of the rate left to groups with several but not all accelerators of a node, whose ring changes rails
+    (rail-optimized)."""
     nodes_per_leaf: int = number(Range(1, 2**30), 16)
     oversubscription: float = number(FACTOR, 1.0)
-    """Ports down to ports up at a leaf (leaf-spine, fat-tree) or between groups (dragonfly)."""
+    """Ratio of downlink to uplink ports of a leaf (leaf-spine, fat-tree) or between groups (dragonfly)."""
     leaves_per_pod: int = number(Range(1, 2**30), 16)
-    """fat-tree; dragonfly: leaves of a group."""
+    """For fat-tree; for dragonfly: leaves per group."""
     dimensions: int = number(Range(1, 16), 3)
-    """torus."""
+    """For torus."""
     host_s_per_byte: float = number(Range(0, 1), 0.0)
-    """What a byte of a collective's buffer takes on the hosts, besides and not hidden by its way over ports: copies,
-    sums. 0 where `efficiency` has it."""
+    """Host time per byte of a collective's buffer for copies and sums, not overlapped with the transfer. 0: included in
+    `efficiency`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,11 +68,11 @@ class Fabric(Ranged):
 
     @property
     def node_bytes_per_s(self) -> float:
-        """Through all ports of a node, each way, as far as collectives get."""
+        """Bandwidth of all ports of a node in each direction, as sustained by collectives."""
         return self.ports_per_node * self.port_bps / 8 * self.efficiency
 
     def hops(self, span: int) -> int:
-        """Switches on the way between the farthest of `span` consecutive nodes."""
+        """Return the number of switches between the farthest of `span` consecutive nodes."""
         if span <= 1:
             return 0
         if self.kind == "single-switch":
@@ -87,21 +88,21 @@ class Fabric(Ranged):
         return 3
 
     def share(self, where: GroupLayout, per_node: int, pattern: str = "ring") -> float:
-        """What is left of the rate of a node of `per_node` accelerators for a pattern that all groups run at once:
-        `ring` (neighbours talk, most of them under one leaf), `tree` and `pairs` (pipeline neighbours and others far
-        apart), `all` (everyone with everyone)."""
+        """Share of the bandwidth of a node of `per_node` accelerators left for a pattern that all groups run at once:
+        `ring` (between neighbors, most of them under one leaf), `tree` and `pairs` (pipeline neighbors and other
+        distant pairs), `all` (all-to-all)."""
         if where.nodes <= 1 or self.kind == "single-switch":
             return 1.0
         span = where.span or where.nodes
         if self.kind == "torus":
-            # A ring embeds in a torus; everyone with everyone is limited by the bisection, 2 N^((d-1)/d) links for N/2
-            # nodes of 2 d links each (Dally and Towles, Principles and Practices of Interconnection Networks, ch. 5).
+            # A ring embeds in a torus; all-to-all is limited by the bisection, 2 N^((d-1)/d) links for N/2 nodes of 2 d
+            # links each (Dally and Towles, Principles and Practices of Interconnection Networks, ch. 5).
             bisection = 4.0 / span ** (1 / self.dimensions) / self.dimensions
             return 1.0 if pattern == "ring" else min(1.0, bisection * (2 if pattern == "tree" else 1))
         changes_rails = self.kind == "rail-optimized" and 1 < where.per_node < per_node
         rail = self.cross_rail_efficiency if changes_rails else 1.0
         if span <= self.nodes_per_leaf:
             return rail
-        # A ring of consecutive nodes leaves each leaf once, with one node's rate, and finds all of its uplinks.
+        # A ring of consecutive nodes leaves each leaf once, with one node's rate, and can use all of its uplinks.
         crossing = 1.0 if pattern in ("all", "pairs", "tree") else 1.0 / self.nodes_per_leaf
         return rail * min(1.0, 1.0 / (self.oversubscription * crossing))

@@ -1,4 +1,4 @@
-"""The ops of one rank as arrays, collected one by one or as copies of a pass that was there before."""
+"""The ops of one rank as arrays, collected one by one or copied from an earlier pass."""
 
 from dataclasses import dataclass, replace
 
@@ -8,17 +8,17 @@ from emulator.jobs.size import Budget
 from emulator.jobs.workload.graph import NO_MICRO_BATCH
 
 ALONE = -1
-"""Kind of transfer of an op that concerns its rank alone."""
+"""Transfer kind of an op that involves its rank alone."""
 LOOSE = 4
-"""An op takes the memory of so many before its pass is cut into arrays."""
+"""Memory per op before its pass is converted to arrays, relative to an op in arrays."""
 PASS = 10
-"""Arrays of a pass take the memory of so many ops, besides their own."""
+"""Memory overhead of a pass's arrays, in ops."""
 
 
 @dataclass
 class Ops:
-    """Ops of one rank as arrays: op type, stream, kind of transfer and its number among those of its kind, micro-batch,
-    and dependencies (counts and op numbers)."""
+    """Ops of one rank as arrays: op type, stream, transfer kind and index within that kind, micro-batch, and
+    dependencies (counts and op numbers)."""
 
     op_type: np.ndarray
     stream: np.ndarray
@@ -30,7 +30,8 @@ class Ops:
 
 
 class Block:
-    """Collects the ops of one rank: one by one, or a pass like an earlier one, which costs a few array operations."""
+    """Collects the ops of one rank: one by one, or a repetition of an earlier pass, which costs a few array
+    operations."""
 
     def __init__(self, budget: Budget | None = None) -> None:
         self._budget = budget or Budget()
@@ -51,7 +52,7 @@ class Block:
         micro_batch: int = NO_MICRO_BATCH,
         after: tuple[int, ...] = (),
     ) -> int:
-        """One op; returns its number."""
+        """Append an op and return its number."""
         if len(self._rows) % 1024 == 1023:
             self._check(LOOSE * len(self._rows))
         self._rows.append((op_type, stream, kind, number, micro_batch))
@@ -59,7 +60,7 @@ class Block:
         return len(self) - 1
 
     def cut(self) -> Ops | None:
-        """What was added since the last cut, its dependencies counted from its own first op."""
+        """Convert the ops added since the last cut to arrays; dependencies are relative to the first of them."""
         if not self._rows:
             return None
         columns = np.array(self._rows, np.int32).T
@@ -73,8 +74,8 @@ class Block:
         return self._done[-1]
 
     def repeat(self, template: Ops, micro_batch: int, number_from: np.ndarray) -> None:
-        """The ops of `template` once more, with another micro-batch and transfers counted on from `number_from` of each
-        kind."""
+        """Append the ops of `template` again for another micro-batch, with transfers numbered from `number_from` of
+        each kind."""
         self.cut()
         self._check(len(template.op_type))
         number = template.number + number_from[template.kind]
@@ -86,7 +87,7 @@ class Block:
         self._budget.check_ops(self._first + PASS * len(self._done) + more)
 
     def whole(self) -> Ops:
-        """All of it, dependencies counted from the block's first op."""
+        """Return all ops; dependencies are relative to the block's first op."""
         self.cut()
         first = np.cumsum([0, *(len(part.op_type) for part in self._done[:-1])])
         columns = {

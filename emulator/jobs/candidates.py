@@ -1,5 +1,5 @@
-"""Which jobs an engineer would try where a description leaves options open: precision, implementation, split, ZeRO
-stage, micro-batch, recomputation. What is given stays. `choice.py` costs them and picks one.
+"""Candidate jobs where a description leaves options unspecified: precision, implementation, parallelism, ZeRO stage,
+micro-batch, recomputation. Specified options are fixed. `choice.py` costs the candidates and picks one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 
 SAMPLES = 256
-"""Of a micro-batch, where no batch is given either: what NVIDIA's ResNet-50 takes an A100 (NVIDIA/DeepLearningExamples,
+"""Largest micro-batch in samples where no batch is given: NVIDIA's ResNet-50 on an A100 (NVIDIA/DeepLearningExamples,
 PyTorch/Classification/ConvNets/resnet50v1.5, mixed precision)."""
 TOKENS = 8192
-"""The same of language models: tokens enough for large matrix products. Where the split is chosen, too, so many an
-accelerator."""
+"""Largest micro-batch of language models in tokens: enough for large GEMMs. Also the batch per accelerator where the
+split is chosen."""
 MOST_TOKENS = 16 * 2**20
-"""Of a batch whose size is chosen: Llama 3 405B's largest (Dubey et al. 2024, section 3.4.1)."""
+"""Largest chosen batch in tokens: Llama 3 405B's (Dubey et al. 2024, section 3.4.1)."""
 PER_STAGE = 4
-"""Micro-batches for each pipeline stage, so that filling and draining take a fifth or less."""
+"""Micro-batches per pipeline stage, so that the bubble is a fifth or less."""
 MOST_STAGES = 64
 SPLIT = ("tp", "pp", "ep", "cp", "zero")
-"""Who gives one of these has a split in mind: the others stay as they are, unless the job does not fit so."""
+"""Options of the split: if any is given, the others keep their defaults unless the job does not fit."""
 CHOSEN = (
     "precision",
     "implementation",
@@ -43,27 +43,28 @@ CHOSEN = (
     "recompute",
     "gradient_bytes",
 )
-"""Fields of a job that may be chosen."""
+"""Job fields that may be chosen."""
 MEGATRON, CORE, TORCH, COMPILED = "megatron", "megatron-core", "torch", "compiled"
 
 
 @dataclass(frozen=True)
 class OpenJob:
-    """A job of which only some fields are given."""
+    """A job with unspecified fields."""
 
     job: Job
-    """What is not given has its default."""
+    """The job, with defaults for unspecified fields."""
     batch: int
-    """Samples of an iteration; 0: not given. The job has none, as its split may be still to be found."""
+    """Global batch in samples; 0: not given. `job.batch` is unset, as the split may not be known yet."""
     given: frozenset[str]
-    """Names of fields."""
+    """Names of the specified fields."""
     model: Model
     cluster: Cluster
     all_reduces: bool = False
-    """Whether the description needs gradients that are all-reduced, not sharded: a codec, aggregation in switches."""
+    """Whether the description requires all-reduced, not sharded gradients: with a codec or in-network aggregation."""
 
     def settled(self) -> OpenJob:
-        """With the precision of its accelerators, and gradients in fp32 where all else is."""
+        """Return the job with the preferred precision of its accelerators, and fp32 gradients where all else is
+        fp32."""
         job = self.job
         if "precision" not in self.given:
             job = job.replace(precision=precision(self.cluster.device))
@@ -73,21 +74,21 @@ class OpenJob:
 
     @property
     def has_split(self) -> bool:
-        """Whether a split is given, in part or as a whole; tables of layers have but one."""
+        """Whether any split option is given; a layer table has only one split."""
         return isinstance(self.model, LayerTable) or bool(self.given & set(SPLIT))
 
     def default(self) -> Job:
-        """The job as it is given, with what is most likely for the rest. Raises ConfigError."""
+        """Return the job as given, with the most likely values of the rest. Raises ConfigError."""
         return self._named(self.job.replace(batch=self.batch))
 
     def as_given(self) -> Iterator[Shape]:
-        """The split that is given, by ZeRO stage."""
+        """Yield the given split for each candidate ZeRO stage."""
         for zero in self._zeros(self.job):
             yield from self._shape(zero=zero, batch=self.batch)
 
     def splits(self, wide: bool) -> Iterator[Iterator[list[Shape]]]:
-        """Other splits: for each number of tensor-parallel ranks those of 1, 2, … pipeline stages. `wide`: all of them,
-        and not those alone that are most likely."""
+        """Yield other splits: for each tensor-parallel size, those with 1, 2, … pipeline stages. `wide`: all splits,
+        not only the most likely ones."""
         if isinstance(self.model, LayerTable):
             return
         gpus = self.job.gpus
@@ -104,7 +105,7 @@ class OpenJob:
                 yield list(self._deep(tp, pp, wide))
 
     def _deep(self, tp: int, pp: int, wide: bool) -> Iterator[Shape]:
-        """With so many tensor-parallel ranks and stages."""
+        """Yield shapes with `tp` tensor-parallel ranks and `pp` stages."""
         assert isinstance(self.model, Transformer)
         ranks = self.job.gpus // (tp * pp)
         experts = [self.job.ep] if "ep" in self.given else _powers(math.gcd(ranks, self.model.experts))
@@ -125,7 +126,8 @@ class OpenJob:
                     yield from self._shape(zero=zero, batch=self.batch or self._batch(), **split)
 
     def _zeros(self, job: Job, wide: bool = False) -> list[int]:
-        """DDP or FSDP where ranks are data-parallel only; else Megatron's sharded optimizer. `wide`: FSDP, too."""
+        """ZeRO stages to try: DDP or FSDP for pure data parallelism, otherwise Megatron's sharded optimizer. `wide`:
+        FSDP as well."""
         if "zero" in self.given:
             return [job.zero]
         if self.all_reduces or job.dp == 1:
@@ -148,7 +150,7 @@ class OpenJob:
             return
 
     def _named(self, job: Job) -> Job:
-        """With an implementation, and what goes with it."""
+        """Return the job with an implementation and the options that it implies."""
         if isinstance(self.model, LayerTable):
             return job
         name = self._own_implementation(job) or implementation(job, self.model, self.cluster.device)
@@ -166,14 +168,14 @@ class OpenJob:
         return job
 
     def _own_implementation(self, job: Job) -> str:
-        """That is given, or the model's own where it can split as `job` says."""
+        """Return the given implementation, or the model's own where it supports the job's split."""
         assert isinstance(self.model, Transformer)
         own, is_torch = self.model.implementation, _is_data_parallel(job) and job.zero in (0, 3)
         return job.implementation or (own if is_torch or own.startswith(MEGATRON) else "")
 
     def _batch(self) -> int:
-        """Of a job whose split is chosen as well: a micro-batch that is given, or TOKENS, for each accelerator, and
-        MOST_TOKENS in all."""
+        """Return the global batch of a job whose split is chosen: the given micro-batch or TOKENS per accelerator, at
+        most MOST_TOKENS in total."""
         micro, tokens = self.job.micro_batch, self.job.sample_tokens(self.model)
         each = micro if "micro_batch" in self.given else max(1, TOKENS // tokens)
         whole = self.job.gpus * each
@@ -183,14 +185,14 @@ class OpenJob:
 
 @dataclass(frozen=True)
 class Shape:
-    """A split; micro-batch and recomputation are still open."""
+    """A split whose micro-batch and recomputation are unspecified."""
 
     of: OpenJob
     job: Job
 
     def loads(self) -> Iterator[Iterator[Job]]:
-        """For each micro-batch, the smallest first, jobs that recompute more and more. What of a micro-batch does not
-        fit, of a larger one won't."""
+        """Yield, for each micro-batch in increasing order, jobs with increasing recomputation. If no job of a
+        micro-batch fits, none of a larger one does."""
         for micro in self._micro_batches():
             yield self._recomputing(micro)
 
@@ -215,14 +217,14 @@ class Shape:
                     continue
 
     def _gradients(self) -> Iterable[int]:
-        """Of how many bytes: as the implementation has them, and where those don't fit, as weights
+        """Return gradient sizes in bytes: the implementation's, then that of weights in case the former does not fit
         (--grad-reduce-in-bf16)."""
         job = self.job
         sizes = [job.gradient_bytes, min(job.gradient_bytes, job.element_bytes)]
         return [sizes[0]] if "gradient_bytes" in self.of.given else dict.fromkeys(sizes)
 
     def _recomputes(self) -> tuple[str, ...]:
-        """The cheapest first: as Megatron names them, and as torchtitan does."""
+        """Return recompute modes, the cheapest first, as named by Megatron or torchtitan."""
         if "recompute" in self.of.given:
             return (self.job.recompute,)
         if isinstance(self.of.model, LayerTable) or self.job.implementation.startswith("composer"):
@@ -231,13 +233,13 @@ class Shape:
 
 
 def precision(device: Accelerator) -> str:
-    """bf16 where the accelerator has it (NVIDIA's from Ampere on); else fp16, else fp32."""
+    """Return bf16 where the accelerator supports it (NVIDIA: since Ampere), else fp16, else fp32."""
     return next((name for name in ("bf16", "fp16") if name in device.flops), "fp32")
 
 
 def implementation(job: Job, model: Transformer, device: Accelerator) -> str:
-    """What runs a job that is split like this: FSDP and plain data parallelism are torch's, with torch.compile where
-    float8 and asynchronous tensor parallelism need it; the rest is Megatron's, Megatron-Core on Hopper and later, and
+    """Return the implementation for this split: torch for FSDP and plain data parallelism, with torch.compile where
+    float8 or asynchronous tensor parallelism needs it; otherwise Megatron, or Megatron-Core on Hopper and later and
     where attention is fused."""
     is_ddp = _is_data_parallel(job) and job.cp == 1 and job.zero == 0 and job.overlap
     if job.zero == 3 or is_ddp:
@@ -247,16 +249,16 @@ def implementation(job: Job, model: Transformer, device: Accelerator) -> str:
 
 
 def _is_data_parallel(job: Job) -> bool:
-    """Whether no rank has a part of the model only; ranks may share its states, or sequences."""
+    """Return whether every rank has the whole model, except for sharded states or sequences."""
     return job.tp == job.pp == job.ep == 1
 
 
 def _powers(most: int) -> list[int]:
-    """Of two, up to `most`."""
+    """Return the powers of two up to `most`."""
     return [1 << power for power in range(most.bit_length())]
 
 
 def _divisors(number: int, most: int) -> list[int]:
-    """Of `number`, up to `most`, the smallest first."""
+    """Return the divisors of `number` up to `most`, in increasing order."""
     small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return sorted(size for size in {*small, *(number // size for size in small)} if size <= most)

@@ -1,5 +1,5 @@
-"""Settles what a description leaves open: of the candidates that fit into memory, which is fast. Candidates are ranked
-by the closed form of their costs; the best of each kind are replayed, on machines without noise.
+"""Chooses unspecified options: a fast candidate among those that fit into memory. Candidates are ranked by the closed
+form of their costs; the best of each kind are replayed without noise.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from switchml.errors import ConfigError
 from switchml.units import memory_text, time_text
 
 SIMPLER = 1.15
-"""A simpler kind of job is chosen if it takes no more than so many times as long as the fastest; for tables of layers,
-if it fits."""
+"""A simpler kind of job is chosen if it takes at most this many times as long as the fastest; for layer tables, if it
+fits."""
 REPLAYED = 4
-"""Candidates of each kind that are replayed."""
+"""Number of replayed candidates of each kind."""
 SHOWN = 10
-"""Splits of a ranking."""
+"""Number of splits in a ranking."""
 REPLAYED_OPS = 60_000
-"""Larger graphs are not replayed for a comparison: they have so many micro-batches that what the closed form leaves
-out, gradients that are reduced behind compute, hardly counts."""
+"""Largest graph that is replayed for a comparison. Larger ones have so many micro-batches that the overlap of gradient
+reduction with compute, which the closed form ignores, hardly matters."""
 DATA, SHARDED, SPLIT = range(3)
-"""Kinds of jobs, the simplest first: data-parallel only, with sharded weights (FSDP), and all others."""
+"""Kinds of jobs, the simplest first: data parallelism, sharded weights (FSDP), all others."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job that fits."""
+    """A job that fits into memory."""
 
     job: Job
     costed: CostedJob
@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def kind(self) -> int:
-        """How it is split."""
+        """Kind of the job's split: DATA, SHARDED or SPLIT."""
         job = self.job
         if job.tp > 1 or job.pp > 1 or job.zero in (1, 2):
             return SPLIT
@@ -54,11 +54,11 @@ class Candidate:
 
     @property
     def sample_s(self) -> float:
-        """Seconds for each sample."""
+        """Seconds per sample."""
         return self.iteration_s / self.job.global_batch
 
     def replayed(self) -> Candidate:
-        """With the time of its graph in place of the closed form."""
+        """Return the candidate with the time of its replayed graph instead of the closed form."""
         if replicas.ops_about(self.costed) > REPLAYED_OPS:
             return self
         conditions = Conditions(overlap_slowdown=iteration.overlap_slowdown(self.costed))
@@ -66,26 +66,26 @@ class Candidate:
         return Candidate(self.job, self.costed, self.memory_bytes, seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """What was open for choice, and what it comes to."""
+        """Return the chosen fields and the estimates as plain values."""
         named = {name: getattr(self.job, name) for name in CHOSEN} | {"batch": self.job.global_batch}
         figures = {"dp": self.job.dp, "iteration_s": self.iteration_s, "samples_per_s": 1 / self.sample_s}
         return named | figures | {"memory_bytes": self.memory_bytes}
 
 
 class Choice(NamedTuple):
-    """What was chosen, and beside what."""
+    """The chosen options, and the alternatives."""
 
     names: tuple[str, ...] = ()
-    """Fields of the job."""
+    """Names of the chosen job fields."""
     best: Candidate | None = None
     """None where there was nothing to compare."""
     alternative: Candidate | None = None
-    """The fastest of another kind, or else the next."""
+    """The fastest candidate of another kind, or else the second fastest."""
     ranking: tuple[Candidate, ...] = ()
-    """The fastest of all splits, where they were asked for."""
+    """The fastest of all splits, if a ranking was requested."""
 
     def lines(self, job: Job) -> list[str]:
-        """What was chosen for `job`, and what else would be good."""
+        """Return lines on the options chosen for `job`, and on the alternative."""
         lines = [f"chosen: {texts}"] if (texts := ", ".join(_texts(job, self.names))) else []
         if self.best is not None and self.alternative is not None:
             other = self.alternative
@@ -97,7 +97,7 @@ class Choice(NamedTuple):
         return lines
 
     def to_json(self, job: Job) -> dict[str, Any]:
-        """Plain values."""
+        """Return the choice as plain values."""
         return {
             "chosen": {name: getattr(job, name) for name in self.names},
             "alternative": self.alternative.to_json() if self.alternative else None,
@@ -106,7 +106,7 @@ class Choice(NamedTuple):
 
 
 def _texts(job: Job, names: Iterable[str]) -> Iterator[str]:
-    """Values of fields as one reads them; those of a split together."""
+    """Format values of fields; those of a split together."""
     named = set(names)
     for name in ("precision", "implementation"):
         if name in named:
@@ -130,23 +130,23 @@ def _texts(job: Job, names: Iterable[str]) -> Iterator[str]:
 
 
 def split_text(job: Job) -> str:
-    """tp 8 x pp 4 x dp 2."""
+    """Format a split: tp 8 x pp 4 x dp 2."""
     return f"tp {job.tp} x pp {job.pp} x dp {job.dp}"
 
 
 @dataclass
 class Trial:
-    """Finds out what candidates take; raises ConfigError for those that can't be."""
+    """Evaluates candidates. Both functions raise ConfigError for impossible jobs."""
 
     memory: Callable[[Job], Memory]
     costed: Callable[[Job], CostedJob]
     available: float
-    """Bytes of an accelerator."""
+    """Memory of an accelerator, bytes."""
     least: tuple[float, Job] | None = None
-    """Of those that did not fit, the one that needs the least memory."""
+    """The job with the lowest memory use among those that did not fit."""
 
     def fitting(self, shapes: Iterable[Shape]) -> Iterator[Candidate]:
-        """Of each shape and micro-batch, the job that recomputes no more than it has to."""
+        """Yield, for each shape and micro-batch, the job with the least recomputation that fits."""
         for shape in shapes:
             for jobs in shape.loads():
                 one = next((found for job in jobs if (found := self._candidate(job))), None)
@@ -168,9 +168,9 @@ class Trial:
 
 
 def choose(job: OpenJob, trial: Trial, wide: bool = False) -> tuple[Job | None, Choice]:
-    """The job with what is not given, and what was chosen; None where no job can be made of what is given. `wide`: the
-    fastest of all splits, and a ranking; otherwise the split that is given, in part or as a whole, where it fits, and
-    the simplest kind that is not much slower. Of jobs that don't fit, the one that needs the least memory."""
+    """Return the job with all options specified, and the choice; None where no valid job exists. `wide`: the fastest of
+    all splits, and a ranking; otherwise the given split where it fits, and the simplest kind that is not much slower.
+    If no job fits, the one with the lowest memory use."""
     job = job.settled()
     is_table = isinstance(job.model, LayerTable)
     found = list(trial.fitting(job.as_given())) if is_table or (job.has_split and not wide) else []
@@ -188,8 +188,9 @@ def choose(job: OpenJob, trial: Trial, wide: bool = False) -> tuple[Job | None, 
 
 
 def _split(job: OpenJob, trial: Trial, everything: bool, wide: bool) -> list[Candidate]:
-    """Candidates of other splits than the one that is given: of `everything`, or of what is most likely. Unless the
-    search is `wide`, no more stages than it takes to fit without recomputing all: they have more of a bubble."""
+    """Candidates of splits other than the given one: of all if `everything`, else of the most likely. Unless the search
+    is `wide`, stages are added only until a job fits without full recomputation, as more stages have a larger bubble.
+    """
     found: list[Candidate] = []
     for deeper in job.splits(everything):
         for shapes in deeper:
@@ -201,7 +202,7 @@ def _split(job: OpenJob, trial: Trial, everything: bool, wide: bool) -> list[Can
 
 
 def _ranked(found: list[Candidate]) -> list[Candidate]:
-    """The best of each kind, replayed, the fastest first."""
+    """Return the best candidates of each kind, replayed, the fastest first."""
     if len(found) == 1:
         return found
     found.sort(key=lambda one: one.sample_s)
@@ -212,13 +213,13 @@ def _ranked(found: list[Candidate]) -> list[Candidate]:
 
 
 def _simple(ranked: list[Candidate], slower: float) -> Candidate:
-    """Of the simplest kind that takes no more than `slower` times as long as the fastest."""
+    """Return the simplest kind's candidate that takes at most `slower` times as long as the fastest."""
     enough = [one for one in ranked if one.sample_s <= slower * ranked[0].sample_s]
     return min(enough, key=lambda one: one.kind)
 
 
 def _chosen(open_job: OpenJob, job: Job | None) -> tuple[str, ...]:
-    """Names of fields that have their value in `job` because the description gives none."""
+    """Return the names of fields whose value in `job` was chosen because the description does not specify them."""
     if job is None:
         return ()
     always = {"precision", "zero", "batch", "micro_batch", "recompute"} | (

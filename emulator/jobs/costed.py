@@ -1,5 +1,5 @@
-"""A job with its costs: what each step of each stage takes, and what groups of ranks take to exchange so many gradients
-or weights. `costing.plan()` makes it; graphs, memory and reports start from it.
+"""A job with its costs: the duration of each step of each stage, and the cost of exchanging gradients or weights within
+groups. `costing.plan()` builds it; graphs, memory and reports use it.
 """
 
 import dataclasses
@@ -24,36 +24,37 @@ class Step:
     forward_s: float
     backward_s: float
     recompute_s: float
-    """Recomputed before backward."""
+    """Recomputation before the backward pass."""
     forward_flops: float
     backward_flops: float
     parameters: float
-    """Of this rank."""
+    """Parameters of this rank."""
     expert_parameters: float = 0.0
-    """Of these, those of experts, which fewer ranks have."""
+    """Expert parameters among these, which fewer ranks hold."""
     reduce: Cost = FREE
-    """Among tensor-parallel ranks: after forward, after recomputing all of it, after backward."""
+    """All-reduce among tensor-parallel ranks after forward, after full recomputation, and after backward."""
     reduce_bytes: float = 0.0
     exchange: Cost = FREE
-    """Among expert-parallel ranks, to the experts and back."""
+    """All-to-all among expert-parallel ranks, to the experts and back."""
     exchange_bytes: float = 0.0
     waits: bool = False
-    """Whether the host waits for the device before it launches experts, to know how many tokens each gets."""
+    """Whether the host synchronizes with the device before it launches experts, to get the number of tokens for each.
+    """
     context: tuple[Cost, Cost] = (FREE, FREE)
-    """Among context-parallel ranks, forward and backward: what of it attention does not hide."""
+    """Communication among context-parallel ranks that attention does not hide: forward, backward."""
     context_bytes: tuple[float, float] = (0.0, 0.0)
     recomputes_all: bool = False
-    """Together with the step before it, if that does so, too."""
+    """Whether the step is fully recomputed, together with the preceding step if that is, too."""
     forward_kernels: int = 0
     recomputed_kernels: int = 0
     backward_kernels: int = 0
     looped_kernels: tuple[int, int] = (0, 0)
-    """Forward and backward: launched by a loop in C++, besides those."""
+    """Additional kernels launched by a C++ loop: forward, backward."""
     weights_s: float = 0.0
-    """Of `backward_s`, what makes gradients of weights, which nothing waits for but the optimizer."""
+    """Part of `backward_s` that computes weight gradients, which only the optimizer depends on."""
     weights_flops: float = 0.0
     density: float = 1.0
-    """Share of gradient blocks that are not zero."""
+    """Share of nonzero gradient blocks."""
 
     @property
     def compute_s(self) -> float:
@@ -62,22 +63,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one pipeline stage does with one micro-batch."""
+    """Work of one pipeline stage for one micro-batch."""
 
     steps: tuple[Step, ...]
     device_s: float
-    """Kernels and the exchanges between them."""
+    """Kernels, and the communication between them."""
     stretch: float
-    """Factor on the kernels, so that all together take what device and host take together."""
+    """Factor on kernel durations, so that their total includes the host's launch overhead."""
 
     @property
     def seconds(self) -> float:
-        """Forward and backward of one micro-batch."""
+        """Forward and backward time of one micro-batch."""
         return self.device_s + (self.stretch - 1.0) * sum(step.compute_s for step in self.steps)
 
     @property
     def weights_s(self) -> float:
-        """Of that, gradients of weights."""
+        """Part of `seconds` that computes weight gradients."""
         return self.stretch * sum(step.weights_s for step in self.steps)
 
     @property
@@ -99,29 +100,30 @@ class CostedJob:
     stages: tuple[Stage, ...]
     data_parallel: GroupLayout
     expert_data_parallel: GroupLayout
-    """The ranks that hold the same part of the same experts."""
+    """Ranks that hold the same part of the same experts."""
     optimizer_s: tuple[float, ...]
-    """For each stage."""
+    """Optimizer time of each stage."""
     iteration_s: float
     """Host time outside the micro-batches."""
     activation_p2p: Cost = FREE
-    """Activations to the next stage."""
+    """Sending activations to the next stage."""
     activation_p2p_bytes: float = 0.0
     tied: Cost = FREE
-    """Gradients of the tied embedding, between first and last stage."""
+    """All-reduce of the tied embedding's gradients between first and last stage."""
     streaming: Streaming = DENSE
-    """How gradients use the aggregating switches, where the job's all-reduce is switchml."""
+    """How gradients use the aggregating switches, if the job's all-reduce is switchml."""
     codec: Codec | None = None
-    """Compresses gradients."""
+    """Gradient compression."""
     packing_s: tuple[float, ...] = ()
-    """For each stage: compressing what one micro-batch keeps for the backward pass, and as long to restore it; empty:
-    it is kept as it is."""
+    """Time for each stage to compress one micro-batch's saved activations; restoring takes as long. Empty: not
+    compressed."""
     unpruned_share: float = 1.0
-    """Of gradients, where weights are pruned: the others are not exchanged."""
+    """Share of gradients left by pruning; the others are not exchanged."""
     assumptions: tuple[str, ...] = ()
 
     def gradients(self, stage: Stage) -> Cost:
-        """Reducing all gradients of a stage among its data-parallel ranks, in one piece, compressed or not."""
+        """Return the cost of reducing all gradients of a stage among its data-parallel ranks in one piece, with
+        compression if any."""
         costed = self.reduce(stage.parameters, experts=stage.expert_parameters)
         if self.codec is not None:
             costed = costed.plus(Cost(self.coding_s(stage.parameters)))
@@ -131,19 +133,19 @@ class CostedJob:
 
     @property
     def in_network(self) -> bool:
-        """Whether switches add gradients up, and gather weights."""
+        """Whether switches reduce gradients and gather weights."""
         return self.job.allreduce == "switchml"
 
     def _cost(self, operation: str, size: float, where: GroupLayout, streaming: Streaming, **how: bool) -> Cost:
-        """Of a collective about sharded weights: by the library's own algorithm, or in switches."""
+        """Return the cost of a collective on sharded weights: by the library's default algorithm, or in switches."""
         if not self.in_network:
             return cost(self.cluster, operation, size, where)
         hierarchy = self.job.hierarchy
         return cost(self.cluster, operation, size, where, "switchml", hierarchy, streaming, **how)
 
     def _reduce_scatter(self, size: float, shards: GroupLayout, copies: GroupLayout, streaming: Streaming) -> Cost:
-        """Among the ranks that hold one copy of sharded weights; then shards are all-reduced among the copies
-        (HYBRID_SHARD: Zhao et al., VLDB 2023, section 3.2.2)."""
+        """Reduce-scatter among the ranks that hold one copy of sharded weights, then all-reduce of shards among the
+        copies (HYBRID_SHARD: Zhao et al., VLDB 2023, section 3.2.2)."""
         scattered = self._cost("reduce_scatter", size, shards, streaming, both_ways=self.gathers_backward)
         if copies.ranks == 1:
             return scattered
@@ -156,7 +158,7 @@ class CostedJob:
 
     @property
     def shards(self) -> GroupLayout:
-        """The ranks that hold one copy of a stage's weights together."""
+        """The ranks that together hold one copy of a stage's weights."""
         job = self.job
         if job.zero < 3 or not job.fsdp.group:
             return self.data_parallel
@@ -170,8 +172,8 @@ class CostedJob:
         return place(job.dp // group, job.tp * group, self.cluster.accelerators_per_node)
 
     def gather(self, elements: float, during_scatter: bool = False, experts: float = 0.0) -> tuple[float, Cost]:
-        """Bytes and cost of gathering so many weights of a unit, with `zero` 3, in a forward pass or during_scatter:
-        while gradients of other units are reduce-scattered. `experts`: of these, those of experts."""
+        """Return bytes and cost of gathering a unit's `elements` weights with `zero` 3, in a forward pass or
+        during_scatter: while gradients of other units are reduce-scattered. `experts`: expert weights among them."""
         each, whole = self.job.fsdp.gather_bytes or self.job.element_bytes, FREE
         for own, where in ((elements - experts, self.shards), (experts, self.expert_data_parallel)):
             if own:
@@ -180,21 +182,21 @@ class CostedJob:
         return elements * each, whole
 
     def coding_s(self, elements: float) -> float:
-        """Compressing so many gradients, and decompressing what comes back."""
+        """Return the time to compress `elements` gradients and decompress the result."""
         assert self.codec is not None
         back = self.data_parallel.ranks if self.codec.gathers else 1
         return self.codec.compress_s(self.cluster, elements) + back * self.codec.decompress_s(self.cluster, elements)
 
     def reduce(self, elements: float, density: float = 1.0, experts: float = 0.0) -> Cost:
-        """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero.
-        `experts`: of these, those of experts, which only the ranks that hold the same ones add up."""
+        """Return the cost of reducing `elements` gradients among data-parallel ranks; the share `density` of blocks is
+        nonzero. `experts`: expert gradients among them, reduced only among ranks with the same experts."""
         own = self._reduce(experts, density, self.expert_data_parallel, GroupLayout(1, 1, 1)) if experts else FREE
         if experts >= elements > 0:
             return own
         return own.plus(self._reduce(elements - experts, density, self.shards, self.copies))
 
     def _reduce(self, elements: float, density: float, shards: GroupLayout, copies: GroupLayout) -> Cost:
-        """`shards`: without sharded weights, all that add up the same gradients."""
+        """Return the cost of a reduction. `shards`: without sharded weights, all ranks of the reduction."""
         job = self.job
         elements *= self.unpruned_share
         size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
@@ -202,8 +204,8 @@ class CostedJob:
             return cost(self.cluster, "all_gather", size * shards.ranks, shards)
         streaming = DENSE
         if self.in_network:
-            # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md); on the
-            # wire these are the narrowest that hold it.
+            # Switches add 4-byte integers for each element, whatever the gradient's type (docs/protocol.md); on the
+            # wire they are the narrowest that fits.
             size = elements * 4.0
             needed = self.streaming.wire_bytes if self.codec is None else max(1.0, self.codec.bits / 8)
             lane = float(min(lane for lane in LANE_BYTES.values() if needed <= lane))
@@ -215,9 +217,9 @@ class CostedJob:
 
 
 def closed_form_s(plan: CostedJob) -> float:
-    """Seconds of an iteration by formula: the slowest stage takes all micro-batches, the others fill and drain the
-    pipeline (Narayanan et al., SC 2021, section 2.2), in ZB-H1 while gradients of weights are made twice (Qi et al.,
-    2024, section 2.3), then gradients and the optimizer, nothing overlapped."""
+    """Return the closed-form iteration time: the slowest stage times all micro-batches, plus pipeline fill and drain of
+    the others (Narayanan et al., SC 2021, section 2.2), less two weight-gradient computations in ZB-H1 (Qi et al.,
+    2024, section 2.3), then gradients and the optimizer without overlap."""
     job = plan.job
     took = [stage.seconds + plan.activation_p2p.seconds for stage in plan.stages]
     pipeline = job.micro_batches * max(took) + (sum(took) - max(took)) / job.virtual_stages

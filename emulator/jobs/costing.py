@@ -1,5 +1,5 @@
-"""The cost model of a job on a cluster: what each step of each stage takes on the device and on the host, what the
-ranks exchange, and where their groups sit. `plan()` joins workload and cluster into a CostedJob (`costed.py`).
+"""The cost model of a job on a cluster: device and host time of each step of each stage, communication among ranks, and
+placement of their groups. `plan()` joins workload and cluster into a CostedJob (`costed.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from switchml.errors import ConfigError
 from switchml.units import bytes_text
 
 OPTIMIZER_BYTES = implementations()["megatron"].optimizer_bytes
-"""Memory traffic of a fused step for each parameter in mixed precision. Adam: read the gradient twice (norm, update),
-master weight and both moments read and written, half-precision weight written: 2+2+8+8+8+2, and 2 to unscale."""
+"""Memory traffic of a fused optimizer step per parameter in mixed precision. Adam: gradient read twice (norm, update),
+master weight and both moments read and written, half-precision weight written: 2+2+8+8+8+2, plus 2 to unscale."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What kernels of a job run on: a device with what the software makes of it."""
+    """The device that runs a job's kernels, the calibrated constants, and the precision."""
 
     device: Accelerator
     software: Constants
@@ -47,19 +47,21 @@ class Machine:
 
     @classmethod
     def of(cls, model: Model, job: Job, cluster: Cluster) -> Machine:
-        """The constants are the implementation's where it has its own, and the cluster's before those."""
+        """Return the machine of a job; the implementation's own constants replace the defaults, and the cluster's
+        replace both."""
         changes = implementations()[job.implemented_by(model)].constants
         return cls(cluster.device, cluster.software_with(changes), job.precision)
 
     def seconds(self, rows: np.ndarray) -> float:
-        """Of kernels one after the other."""
+        """Return the total duration of kernels in sequence."""
         return float(kernels.seconds(rows, self.device, self.software, self.precision).sum())
 
 
 def plan(
     model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None
 ) -> CostedJob:
-    """Cost `job` on `cluster`. Raises ConfigError for what can't be split, placed or combined."""
+    """Cost `job` on `cluster`. Raises ConfigError for jobs that cannot be split, placed or combined with these
+    options."""
     job.fit(model)
     cluster.nodes(job.gpus)
     machine = Machine.of(model, job, cluster)
@@ -99,7 +101,7 @@ def plan(
 
 
 def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any]:
-    """Fields of a plan: what stages exchange."""
+    """Return the CostedJob fields for communication between stages."""
     # Each tensor-parallel rank sends its part; the receivers gather (Narayanan et al., SC 2021, section 4.1).
     sent = job.element_bytes * job.micro_batch * job.tokens(model) * model.hidden / job.tp
     nodes = cluster.nodes(job.gpus)
@@ -110,14 +112,14 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
 
 
 def _activation_p2p(elements: float, job: Job, cluster: Cluster) -> dict[str, Any]:
-    """What a stage sends the next one for a sample."""
+    """Return the CostedJob fields for the activations that a stage sends to the next, `elements` per sample."""
     sent = job.element_bytes * job.micro_batch * elements
     boundary = _neighbours(job, cluster.accelerators_per_node)
     return {"activation_p2p": cost(cluster, "p2p", sent, boundary), "activation_p2p_bytes": sent} if job.pp > 1 else {}
 
 
 def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: Machine) -> dict[str, Step]:
-    """By name of a part of the model."""
+    """Return the steps by name of the part of the model."""
     code = _code(model, job, machine)
     parts = {
         "attention": transformer.attention(model, job, code),
@@ -143,18 +145,18 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
 
 
 def _loss(model: Transformer, job: Job) -> str:
-    """The cross entropy, by name."""
+    """Return the name of the cross entropy."""
     return job.cross_entropy or model.cross_entropy or implementations()[job.implemented_by(model)].cross_entropy
 
 
 def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
-    """What runs the layers, by the names that job and model give."""
+    """Return the implementations of the layers' kernels that job and model name."""
     implementation = implementations()[job.implemented_by(model)]
     rates = window_rates = 0.0, 0.0
     if job.flash(model):
         name, head = job.attention_kernel(model), model.head
         kernel = attention_kernels()[name]
-        # A ring's kernels see one rank's part of the keys.
+        # In a ring, a kernel sees one rank's part of the keys.
         tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
         rates = kernel.rates(machine.device, name, job.precision, tokens, head)
         window_rates = kernel.rates(machine.device, name, job.precision, tokens, head, model.window)
@@ -170,7 +172,8 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
 
 
 def _neighbours(job: Job, per_node: int) -> GroupLayout:
-    """Two adjacent stages: the same place in the next block of gpus / pp accelerators."""
+    """Return the placement of two adjacent stages: corresponding ranks in consecutive blocks of gpus / pp
+    accelerators."""
     stride = job.gpus // job.pp
     if job.gpus <= per_node or (stride < per_node and per_node % stride == 0 and stride * 2 <= per_node):
         return GroupLayout(2, 1, 2, 1)
@@ -194,7 +197,8 @@ def _step(
     if job.recompute == "pointwise":
         recomputed = part.pointwise
     if job.recompute == "operators" and part.name in ("attention", "mlp"):
-        # Attention (the kernel with a rate of its own) is stored, and every other product: half a product each.
+        # Attention (the kernel with its own rate) is stored, and so is every other GEMM: on average half of each GEMM
+        # is recomputed.
         recomputed = part.forward[part.forward[:, 5] == 0] * ([0.5] + [1] * (kernels.COLUMNS - 1))
     if full:
         recomputed = part.forward[: len(part.forward) - part.unneeded] if how.stops_recomputing_early else part.forward
@@ -239,7 +243,8 @@ def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: Group
     both = scatter.plus(cost(cluster, "all_gather", size_bytes, tensor))
     if not job.async_tp:
         return both
-    # In as many pieces as ranks; a piece's exchange hides behind the next piece's product (Wang et al., ASPLOS 2023).
+    # In as many pieces as ranks; the transfer of a piece overlaps with the next piece's GEMM (Wang et al., ASPLOS
+    # 2023).
     products = part.forward[(part.forward[:, 1] > 0) & (part.forward[:, 5] == 0)]
     hidden_s = min(both.seconds, machine.seconds(products)) * (1 - 1 / job.tp)
     return Cost(both.seconds - hidden_s)
@@ -248,9 +253,10 @@ def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: Group
 def _context(
     part: transformer.Segment, job: Job, cluster: Cluster, machine: Machine, how: Implementation
 ) -> tuple[Cost, Cost]:
-    """A ring hands keys and values on while attention works on those it has, so that only what is longer than
-    attention shows; backward their gradients go along. Where all keys are gathered at once, only the work on the rank's
-    own hides them. An all-to-all comes before attention and after it."""
+    """Context-parallel communication not hidden by attention: forward, backward. A ring forwards keys and values while
+    attention works on those present, so that only the excess over attention is exposed; the backward ring also carries
+    their gradients. If all keys are gathered at once, only attention on the rank's own keys hides it. All-to-alls
+    before and after attention are fully exposed."""
     where = place(job.cp, job.tp, cluster.accelerators_per_node)
     if job.cp_exchange == "all-to-all":
         exchanged = cost(cluster, "all_to_all", part.context_bytes[0], where)
@@ -266,18 +272,18 @@ def _context(
 
 
 def _flat_gradient_bytes(job: Job) -> float:
-    """Memory traffic for each parameter of a unit between its backward pass and its reduce-scatter: gradients of the
-    views joined into the flat one, cast to the type on the wire, divided by the number of ranks
+    """Memory traffic per parameter of a unit between its backward pass and its reduce-scatter: concatenating the views'
+    gradients into the flat one, casting to the type on the wire, dividing by the number of ranks
     (torch/distributed/fsdp/_flat_param.py; _runtime_utils.py, _post_backward_hook)."""
     weight, wire = job.element_bytes, job.gradient_bytes
     return 2 * weight + (weight + wire if wire != weight else 0) + 2 * wire
 
 
 def _stage(steps: list[Step], job: Job, constants: Constants) -> Stage:
-    """Device and host time of one micro-batch, and what they come to together."""
+    """Combine device and host time of one micro-batch."""
     device, host = np.array([_device_s(steps, way) for way in (0, 1)]), _host_s(steps, job, constants)
     if any(step.waits for step in steps):
-        # Forward, the host waits in every layer: launches that are behind there don't catch up in backward.
+        # Forward, the host waits in every layer, so that delayed launches there don't catch up in backward.
         both = sum(_together_s(*times, constants.overlap_exponent) for times in zip(device, host, strict=True))
     else:
         both = _together_s(device.sum(), host.sum(), constants.overlap_exponent)
@@ -286,7 +292,7 @@ def _stage(steps: list[Step], job: Job, constants: Constants) -> Stage:
 
 
 def _device_s(steps: list[Step], way: int) -> float:
-    """Of one micro-batch forward (0), or backward with what is recomputed (1)."""
+    """Device time of one micro-batch: forward (`way` 0), or backward including recomputation (1)."""
     seconds = 0.0
     for step in steps:
         seconds += step.backward_s + step.recompute_s if way else step.forward_s
@@ -297,7 +303,8 @@ def _device_s(steps: list[Step], way: int) -> float:
 
 
 def _host_s(steps: list[Step], job: Job, constants: Constants) -> np.ndarray:
-    """float64 (2,): launching what one micro-batch takes forward, and backward with what is recomputed."""
+    """Host time to launch one micro-batch's kernels and collectives, float64 (2,): forward, and backward including
+    recomputation."""
     times = np.array([[1, 2 if step.recomputes_all else 1] for step in steps])
     collectives = [(step.reduce_bytes > 0) + 2 * (step.exchange_bytes > 0) for step in steps]
     host = constants.launch_collective_s * (2 if job.sequence_parallel else 1) * (times.T @ collectives)
@@ -309,9 +316,9 @@ def _host_s(steps: list[Step], job: Job, constants: Constants) -> np.ndarray:
 
 
 def _together_s(device: float, host: float, exponent: float) -> float:
-    """What runs on a device while the host launches it."""
+    """Combined duration of device work and the host's launches, which overlap."""
     longer, shorter = max(device, host), min(device, host)
-    ratio = shorter / longer if longer else 0.0  # powers of seconds would leave what a float can hold
+    ratio = shorter / longer if longer else 0.0  # of the ratio, as powers of seconds may overflow
     return longer * (1 + ratio**exponent) ** (1 / exponent)
 
 
@@ -323,8 +330,8 @@ def _optimizer_s(stage: Stage, model: Model, job: Job, machine: Machine) -> floa
 
 
 def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
-    """Of a table of layers. Without measured times a layer is one matrix product as square as its FLOPs allow, and
-    moves its activations twice forward, four times backward."""
+    """Return the steps of a layer table. Without measured times, a layer is a single GEMM with its FLOPs, and moves its
+    activations twice forward, four times backward."""
     constants, device = cluster.software, cluster.device
     peak = device.sustained(job.precision, constants.gemm_efficiency)
     rate = device.memory_bytes_per_s * constants.memory_efficiency
@@ -336,7 +343,7 @@ def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
         else:
             moved = job.element_bytes * (2.0 * float(model.elements_of[i]) * job.micro_batch + parameters)
             launches = int(model.kernels_of[i])
-            if job.fuse and not flops:  # normalization, activations, additions: what the layer moves stays
+            if job.fuse and not flops:  # normalization, activations, additions: fusion leaves their memory traffic
                 launches = min(launches, 1)
             forward = max(flops / peak, moved / rate) + launches * constants.kernel_s
             backward = max(2 * flops / peak, 2 * moved / rate) + 2 * launches * constants.kernel_s
@@ -360,7 +367,7 @@ def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
 
 
 def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
-    """What a reader of the result should know was assumed."""
+    """Return the assumptions to report with the result."""
     lines = [
         f"{model.title}: {model.source}",
         f"{cluster.title}; {cluster.between.title}: {cluster.between.source}",
@@ -389,7 +396,7 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
 
 
 def _named_kernels(model: Transformer, job: Job) -> str:
-    """What stands in the place of others that a job could name."""
+    """Name the attention and loss kernels, and say where an unfused kernel replaces a fused one."""
     name = job.attention_kernel(model)
     attention = attention_kernels()[name].title if job.flash(model) else "unfused, scores in memory"
     if name != UNFUSED and not job.flash(model):

@@ -1,4 +1,4 @@
-"""What of a job was assumed, and which figures of a result are hard to believe."""
+"""Default values assumed for a job, and warnings about implausible results."""
 
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -11,19 +11,19 @@ from emulator.jobs.workload.models import Model
 SHOWN = ("gpus", "batch", "micro_batch", "sequence", "precision", "optimizer", "recompute", "allreduce")
 LEAST_MFU = 0.1
 MOST_MFU = 0.75
-"""Published jobs stay well below: Megatron-LM's README names up to 0.47 on H100."""
+"""Published jobs stay well below; Megatron-LM's README reports up to 0.47 on H100."""
 SLOWER = 1.02
 
 
 def assumed(given: Container[str], job: Job, model: Model, has_cluster: bool) -> tuple[str, ...]:
-    """Names of what a description leaves open, of SHOWN and the cluster."""
+    """Return the names of unspecified options, of SHOWN and the cluster."""
     has_length = job.sample_tokens(model) > 1
     names = [name for name in SHOWN if name not in given and (has_length or name != "sequence")]
     return (*names, *([] if has_cluster else ["cluster"]))
 
 
 def values_of(names: Iterable[str], plan: CostedJob) -> dict[str, Any]:
-    """Name → value in a plan of what was left open."""
+    """Return the values in a plan of the named unspecified options."""
     values = {name: getattr(plan.job, name) for name in SHOWN}
     values |= {"batch": plan.job.global_batch, "sequence": plan.job.sample_tokens(plan.model)}
     values["cluster"] = plan.cluster.name
@@ -31,13 +31,13 @@ def values_of(names: Iterable[str], plan: CostedJob) -> dict[str, Any]:
 
 
 def batch_text(job: Job, assumed: Container[str]) -> str:
-    """Batch and micro-batch, and which of them were assumed."""
+    """Format batch and micro-batch, marking assumed values."""
     marks = {name: " (assumed)" if name in assumed else "" for name in ("batch", "micro_batch")}
     return f"{job.global_batch}{marks['batch']} in micro-batches of {job.micro_batch}{marks['micro_batch']}"
 
 
 def warnings(costed: CostedJob, mfu: float, parts: Mapping[str, float]) -> list[str]:
-    """Figures that are hard to believe, each with what to look at. `parts`: seconds of an iteration."""
+    """Return warnings about implausible results, each with a likely cause. `parts`: seconds of an iteration by part."""
     lines, job = [], costed.job
     if mfu > MOST_MFU:
         lines.append(f"model FLOPs utilization is {mfu:.1%}, more than published jobs reach: don't trust this estimate")
@@ -55,7 +55,7 @@ def warnings(costed: CostedJob, mfu: float, parts: Mapping[str, float]) -> list[
 
 
 def _slower_than_a_ring(costed: CostedJob) -> list[str]:
-    """A warning if gradients take longer in the network than along a ring would."""
+    """Return a warning if in-network aggregation of gradients is slower than a ring."""
     job = costed.job
     elements = max(stage.parameters for stage in costed.stages) * costed.unpruned_share
     here_s = costed.reduce(elements / costed.unpruned_share).seconds

@@ -1,4 +1,4 @@
-"""What an emulation starts from: the tables of a job file, and the model and the cluster that they name."""
+"""The input of an emulation: the tables of a job file, and the model and cluster that they name."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ from switchml.errors import ConfigError
 
 @dataclass(frozen=True)
 class Noise(Ranged):
-    """What machines have of stragglers, jitter and interference. (Failures are in `training.Run`.)"""
+    """Stragglers, jitter and interference. (Failures are in `training.Run`.)"""
 
     stragglers: float = number(SHARE, 0.0)
-    """Share of ranks that are slow throughout; which ones follows from `seed`."""
+    """Share of ranks that are stragglers; `seed` determines which."""
     slowness: float = number(Range(1, 1e6), 1.5)
-    """How many times longer their kernels take."""
+    """Factor on the duration of a straggler's kernels."""
     jitter: float = number(Range(0, 100), 0.0)
-    """Standard deviation of every kernel's duration, as a share of it."""
+    """Standard deviation of kernel durations, relative to the mean."""
     interference: bool = True
-    """Whether a collective slows the compute that goes on behind it."""
+    """Whether a collective slows concurrent compute."""
     seed: int = number(SEED, 0)
 
     @property
     def differ(self) -> bool:
-        """Whether ranks differ from each other, so that data-parallel ones can't be folded."""
+        """Whether ranks differ from each other, so that data-parallel ranks can't be folded."""
         return self.stragglers > 0 or self.jitter > 0
 
 
 @dataclass(frozen=True)
 class Data(Ranged):
-    """Where training data comes from; all of it optional: without a loader, data is always there in time."""
+    """The input pipeline. All fields are optional; without a loader, data never stalls training."""
 
     loader: str = ""
     """pytorch, lru, nopfs or solar."""
     samples: int = number(Range(1, 1_000_000_000), 1_281_167)
-    """Of the data set; default: ImageNet's."""
+    """Size of the data set; default: ImageNet's."""
     sample_bytes: float = number(Range(1, 1e12), 110e3)
     """Default: ImageNet's average."""
     epochs: int = number(Range(1, 1000), 3)
-    """Played, to see what caches give from the second one on."""
+    """Number of simulated epochs; caches take effect from the second on."""
     buffer_bytes: float = number(Range(0, 1e15), 0.0)
-    """Of host memory for each data-parallel rank's cache."""
+    """Host memory for each data-parallel rank's cache."""
     workers: int = number(Range(1, 10_000), 8)
-    """Reads that a rank has in flight."""
+    """Concurrent reads of a rank."""
     prefetch: int = number(Range(1, 1_000_000), 16)
     """Batches that a rank loads ahead of training (DataLoader: 2 for each of 8 workers)."""
     read_window: int = number(Range(1, 1_000_000), 1)
-    """Of solar: steps whose reads are joined (PlannedLoader: 8)."""
+    """solar: number of steps whose reads are coalesced (PlannedLoader: 8)."""
     read_gap_bytes: float = number(Range(-1, 1e15), -1.0)
-    """Of solar: what may lie between reads that are joined (PlannedLoader: 32768). Below 0: as much as is
-    quicker to read along than to seek over."""
+    """solar: largest gap between coalesced reads (PlannedLoader: 32768). Below 0: the largest gap that is faster to
+    read than to seek over."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that an emulation starts from. Sections of a job file are called like the fields."""
+    """The complete input of an emulation. Sections of a job file are named like the fields."""
 
     model: str
     cluster: str = "a100-dgx"
@@ -89,21 +89,21 @@ class Request:
     data: Data = field(default_factory=Data)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     switch: dict[str, float] = field(default_factory=dict)
-    """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
+    """Overrides of the cluster's `emulator.cluster.cluster.Switch` fields."""
     nccl_tables: str = ""
-    """A folder of nccl-tests tables with the costs of all-reduces inside a node, in place of the cluster's formula."""
+    """Folder of nccl-tests tables with the costs of all-reduces inside a node, replacing the cluster's formula."""
     input_shape: str = ""
-    """Of a torch module: 3x224x224; several inputs with semicolons."""
+    """Input shape of a torch module: 3x224x224; separate several inputs by semicolons."""
     fold: str = ""
-    """"all", "tensor" or "none"; empty: as much as can be."""
+    """"all", "tensor" or "none"; empty: as much as possible."""
     ignore_memory: bool = False
     split: str = ""
-    """"auto": what of the split is not given is searched for, all of it; empty: it is chosen only where none is given,
-    or where it does not fit, and then the simplest that is fast."""
+    """"auto": search all values of unspecified split options; empty: choose a split only where none is given or the
+    given one does not fit, and then the simplest that is fast."""
     assumed: tuple[str, ...] = ()
-    """Of a job's and a cluster's fields, those that the description did not give; `request` writes it."""
+    """Names of job and cluster options that the description omits; set by `request`."""
     choice: Choice = Choice()
-    """How the job's fields were chosen that it did not give; `request` writes it, too."""
+    """How the omitted job fields were chosen; set by `request`."""
 
     def __post_init__(self) -> None:
         if self.split not in ("", "auto"):
@@ -111,14 +111,14 @@ class Request:
 
 
 def request(table: Mapping[str, Any], where: str = "the job") -> Request:
-    """From tables as a job file has them. What they leave open of the job is chosen (`choice.py`). Raises ConfigError
-    for anything unknown."""
+    """Build a request from the tables of a job file. Unspecified job options are chosen (`choice.py`). Raises
+    ConfigError for unknown keys and names."""
     for key in ("assumed", "choice"):
         if key in table:
             raise ConfigError(f"{where}: " + datafile.unknown("key", key, ["model", "cluster", "job"]))
     spec, batch, refusal = _built(table, where)
     model, cluster, codec = load_model(spec), load_cluster(spec), load_codec(spec)
-    defaulting = ("batch", "implementation")  # of these 0 and "" say nothing
+    defaulting = ("batch", "implementation")  # 0 and "" mean unspecified for these
     given = frozenset(name for name, value in table.get("job", {}).items() if value or name not in defaulting)
 
     def costed(job: Job) -> CostedJob:
@@ -135,13 +135,13 @@ def request(table: Mapping[str, Any], where: str = "the job") -> Request:
     if job is None:
         if refusal is not None:
             raise refusal
-        job = open_job.default()  # what is wrong with it is said where it is costed
+        job = open_job.default()  # costing it reports what is wrong
     assumed = defaults.assumed(given, job, model, "cluster" in table)
     return dataclasses.replace(spec, job=job, assumed=assumed, choice=choice)
 
 
 def _needed(spec: Request, model: Model, job: Job, cluster: Cluster) -> memory.Memory:
-    """Of `job` in place of the request's own."""
+    """Return the memory use of `job`, with the request's memory options."""
     needed = memory.memory(model, job)
     if spec.memory == MemoryOptions():
         return needed
@@ -149,7 +149,7 @@ def _needed(spec: Request, model: Model, job: Job, cluster: Cluster) -> memory.M
 
 
 def _built(table: Mapping[str, Any], where: str) -> tuple[Request, int, ConfigError | None]:
-    """The request, its batch, and what is wrong with the batch unless another split is chosen."""
+    """Return the request, its batch, and the error about the batch that another split may avoid."""
     try:
         spec = datafile.build(Request, table, where)
         return spec, spec.job.batch, None
@@ -163,8 +163,8 @@ def _built(table: Mapping[str, Any], where: str) -> tuple[Request, int, ConfigEr
 
 
 def read_tables(path: Path, is_trusted: bool = False) -> dict[str, Any]:
-    """The tables of a job file. Raises ConfigError where it can't be read; also where its model, or that of one of its
-    `[[jobs]]`, is a torch module, whose code would run here, unless the file `is_trusted`."""
+    """Read the tables of a job file. Raises ConfigError where it can't be read, or where its model, or that of one of
+    its `[[jobs]]`, is a torch module, whose code would run here, unless the file `is_trusted`."""
     tables = datafile.load(path)
     jobs = tables.get("jobs")
     for table in (tables, *(jobs if isinstance(jobs, list) else ())):
@@ -178,7 +178,7 @@ def read_tables(path: Path, is_trusted: bool = False) -> dict[str, Any]:
 
 
 def load_model(spec: Request) -> Model:
-    """A built-in, a file, or a torch module (package.module:callable) with its input's shape."""
+    """Load a built-in model, a model file, or a torch module (package.module:callable) with its input shape."""
     if ":" not in spec.model:
         if spec.input_shape:
             raise ConfigError("input-shape is for torch modules (package.module:callable)")
@@ -194,7 +194,7 @@ def load_model(spec: Request) -> Model:
 
 
 def load_cluster(spec: Request) -> Cluster:
-    """The cluster with what the request says in place of its own."""
+    """Load the cluster and apply the request's overrides."""
     cluster = clusters.equipped(spec.cluster, spec.accelerator)
     if spec.nccl_tables:
         folder = str(Path(spec.nccl_tables).resolve())
@@ -208,5 +208,5 @@ def load_cluster(spec: Request) -> Cluster:
 
 
 def load_codec(spec: Request) -> Codec | None:
-    """What compresses gradients, if anything does."""
+    """Load the gradient codec, if any."""
     return codecs.load(spec.codec) if spec.codec else None

@@ -1,4 +1,4 @@
-"""What brings tokens to their experts: an all-to-all, or DeepEP and HybridEP (`dispatch` in cluster/collectives.py)."""
+"""Expert dispatch of tokens: an all-to-all, or DeepEP and HybridEP (`dispatch` in cluster/collectives.py)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from emulator.jobs.workload.models import Transformer
 from emulator.jobs.workload.transformer import Segment
 
 NODE = 8
-"""Accelerators of a node beyond which Megatron Bridge's recipes of 2025 take HybridEP inside it as well (NVL72)."""
+"""Largest node, in accelerators, inside which an all-to-all is used; on larger ones (NVL72), Megatron Bridge's recipes
+of 2025 use HybridEP."""
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How a job's tokens get to their experts."""
+    """Expert dispatch of a job."""
 
     where: GroupLayout
     """The ranks of an expert-parallel group."""
     is_flex: bool
-    """Whether a token goes once to each node, and not once to each of its experts."""
+    """Whether a token is sent once to each node instead of once to each of its experts."""
     most_nodes: int = 0
-    """That its experts are on (0: any), as the model's router restricts them."""
+    """Largest number of nodes with a token's experts (0: unlimited), as restricted by the model's router."""
     is_hidden: bool = False
-    """Whether another micro-batch is computed meanwhile."""
+    """Whether dispatch overlaps with the compute of another micro-batch."""
 
     @classmethod
     def of(cls, model: Transformer, job: Job, cluster: Cluster) -> Dispatch:
-        """As the job says, or as its implementation would."""
+        """Return the job's dispatcher, or its implementation's default."""
         where = place(job.ep, job.expert_tp, cluster.accelerators_per_node)
         is_far = where.nodes > 1 or cluster.accelerators_per_node > NODE
         is_flex = implementations()[job.implemented_by(model)].dispatches and is_far
@@ -41,7 +42,7 @@ class Dispatch:
         )
 
     def cost(self, cluster: Cluster, part: Segment) -> Cost:
-        """Of all tokens of a micro-batch, one way: what shows of it."""
+        """Return the exposed cost of all tokens of a micro-batch, in one direction."""
         if self.is_flex:
             whole = collectives.dispatch(cluster, part.exchange_bytes, self.where, part.copies, self.most_nodes)
         else:
@@ -49,7 +50,7 @@ class Dispatch:
         return Cost(whole.seconds * (1 - cluster.software.expert_overlap)) if self.is_hidden else whole
 
     def title(self, job: Job) -> str:
-        """How experts lie on ranks, and what brings tokens to them."""
+        """Describe expert placement and the dispatcher."""
         name = "flex (a copy for each node)" if self.is_flex else "all-to-all (a copy for each expert)"
         name += ", beside another micro-batch" if self.is_hidden else ""
         return f"each on {job.expert_tp} of {job.tp} tensor-parallel ranks; dispatcher: {name}"

@@ -1,4 +1,4 @@
-"""Emulates a job: a description becomes a costed plan, whose graph is replayed."""
+"""Emulates a job: turns a description into a costed plan and replays its graph."""
 
 import time
 from collections.abc import Callable
@@ -35,10 +35,10 @@ def emulate(
     time_budget_s: float | None = None,
     memory_budget_bytes: float | None = None,
 ) -> Emulation:
-    """Cost, check memory, build, replay; on `cluster` in place of the one that is asked for. Its `wall_s` leaves out
-    what loading the compiled kernels takes. `memory_budget_bytes`: of this process, for the graph and its replay;
-    default: what is free. Raises ConfigError, OutOfMemory, BudgetSpent; EmulationError for a result that is faster than
-    the accelerators."""
+    """Cost a job, check memory, build its graph and replay it. `cluster`: replaces the requested one. `wall_s` of the
+    result excludes loading the compiled kernels. `memory_budget_bytes`: limit of this process for the graph and its
+    replay; default: free memory. Raises ConfigError, OutOfMemory, BudgetSpent; EmulationError for a result that exceeds
+    the accelerators' peak."""
     began, budget = time.perf_counter(), Budget(memory_budget_bytes, time_budget_s)
     model = load_model(spec)
     cluster = cluster or load_cluster(spec)
@@ -76,7 +76,7 @@ def emulate(
         played = play(*delayed(graph, costs, "samples", Kind.LOAD, loads.stall_s))
     where = parts(played).mean()
     emulation = Emulation(spec, costed, needed, played, where, time.perf_counter() - began, fold, loads)
-    _ = emulation.progress  # a training that never ends is to be refused here
+    _ = emulation.progress  # raises where the training would never end
     if emulation.mfu > 1 and not is_measured:
         raise EmulationError(
             f"internal error: {model.title} would use {emulation.mfu:.0%} of what {cluster.device.title} can do at peak"
@@ -85,7 +85,7 @@ def emulate(
 
 
 def _load(spec: Request, costed: CostedJob, played: Replayed, budget: Budget) -> Loading:
-    """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
+    """Simulate the loader on the data set's index lists; each data-parallel rank reads its own samples."""
     data, job, storage = spec.data, costed.job, costed.cluster.storage
     dataset = Dataset(
         samples=data.samples,
@@ -121,13 +121,13 @@ def _load(spec: Request, costed: CostedJob, played: Replayed, budget: Budget) ->
 
 
 def replayed_s(costed: CostedJob) -> float:
-    """Seconds of an iteration on perfect machines, everything folded."""
+    """Return the duration of an iteration without noise, fully folded."""
     return replay(*iteration.build(costed)).makespan_s
 
 
 def load_kernels(competes: bool) -> float:
-    """Have the replay's compiled kernels in memory: once a process, seconds when they were never compiled here. Returns
-    the seconds that it took. `competes`: those of the engine for ops that compete with each other."""
+    """Load the replay's compiled kernels: once per process, which takes seconds if they must be compiled. Return the
+    seconds that it took. `competes`: load those of the engine for contention."""
     began = time.perf_counter()
     builder = GraphBuilder()
     stream = builder.add_stream(builder.add_rank())

@@ -1,4 +1,4 @@
-"""What an emulation comes to: the time of an iteration and its parts, and what the whole training costs."""
+"""The result of an emulation: iteration time and its parts, and the cost of the whole training."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from emulator.jobs.workload.models import Transformer
 
 @dataclass(frozen=True)
 class Emulation:
-    """An emulated job. Seconds, bytes, dollars."""
+    """Result of an emulated job. Seconds, bytes, dollars."""
 
     request: Request
     plan: CostedJob
@@ -39,7 +39,7 @@ class Emulation:
 
     @cached_property
     def interval(self) -> Interval:
-        """What four in five of similar jobs took; nothing where none was measured."""
+        """Interval that contains four in five of similar measured jobs; empty where there is none."""
         spec = self.request
         unlike = {
             "stragglers or jitter": spec.noise.differ,
@@ -56,8 +56,9 @@ class Emulation:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs, nothing recomputed, as a share of what all accelerators could do at peak. Of causal attention
-        half counts where its kernel skips the other half; frozen weights have no gradients, a third of all."""
+        """Model FLOPs utilization: model FLOPs without recomputation, as a share of all accelerators' peak. Causal
+        attention counts half where its kernel skips the other half; frozen weights save the third of the FLOPs that
+        computes their gradients."""
         job, model = self.plan.job, self.plan.model
         skips = isinstance(model, Transformer) and job.flash(model)
         flops = model.flops_per_sample(job.sample_tokens(model), skips) * job.global_batch
@@ -66,7 +67,7 @@ class Emulation:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of language models, all accelerators together."""
+        """Tokens per second of all accelerators together; None unless the model is a language model."""
         model = self.plan.model
         return self.samples_per_s * self.plan.job.sample_tokens(model) if isinstance(model, Transformer) else None
 
@@ -77,24 +78,24 @@ class Emulation:
 
     @property
     def steps(self) -> float:
-        """Iterations of the whole training; 0: not asked for."""
+        """Iterations of the whole training; 0: not specified."""
         job, run = self.plan.job, self.request.run
         return run.tokens / (job.global_batch * job.sample_tokens(self.plan.model)) if run.tokens else run.steps
 
     @cached_property
     def progress(self) -> Progress:
-        """What failures and checkpoints leave of the training's time."""
+        """Progress of the training with failures and checkpoints."""
         run, gpus, seed = self.request.run, self.plan.job.gpus, self.request.noise.seed
         return training.progress(run, self.steps, self.iteration_s, self.checkpoint_s, gpus, seed)
 
     @property
     def goodput(self) -> float:
-        """Share of time that is training, on average."""
+        """Average share of time spent on training that is not lost to failures and checkpoints."""
         return self.progress.goodput
 
     @property
     def checkpoint_s(self) -> float:
-        """Writing weights and optimizer states of one replica to shared storage."""
+        """Seconds to write weights and optimizer states of one replica to shared storage."""
         if self.request.run.checkpoint_s:
             return self.request.run.checkpoint_s
         storage, job = self.plan.cluster.storage, self.plan.job
@@ -113,27 +114,28 @@ class Emulation:
 
     @property
     def cost(self) -> float:
-        """Dollars of rent."""
+        """Rental cost in dollars."""
         return self.gpu_hours * self.plan.cluster.hourly_price
 
     @property
     def energy_kwh(self) -> float:
-        """Accelerators at their design power, hosts at theirs: an upper bound that ignores idling, and cooling."""
+        """Energy with accelerators and hosts at design power: an upper bound that ignores idling, and excludes
+        cooling."""
         cluster = self.plan.cluster
         watts = self.plan.job.gpus * cluster.device.watts + cluster.nodes(self.plan.job.gpus) * cluster.host_watts
         return self.hours * watts / 1000
 
     @property
     def assumed(self) -> dict[str, Any]:
-        """Name → value of what the description left open."""
+        """Values of options that the description omits, by name."""
         return defaults.values_of(self.request.assumed, self.plan)
 
     def warnings(self) -> list[str]:
-        """Figures that are hard to believe."""
+        """Return warnings about implausible results."""
         return defaults.warnings(self.plan, self.mfu, self.parts)
 
     def assumptions(self) -> list[str]:
-        """Everything that a reader should know was assumed."""
+        """Return all assumptions to report with the result."""
         folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}
         lines = [*self.plan.assumptions, f"folded: {folded[self.fold]}"]
         if self.request.noise.stragglers and self.fold == "all":
@@ -169,7 +171,7 @@ class Emulation:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the emulation as plain values."""
         job = self.plan.job
 
         def own(*names: str) -> dict[str, Any]:
@@ -206,7 +208,7 @@ class Emulation:
         return figures
 
     def _of_training(self) -> dict[str, Any]:
-        """Figures of the whole training; None for those that nobody asked for, and for a cost without a price."""
+        """Figures of the whole training; None for those that were not requested, and for a cost without a price."""
         names = ("steps", "hours", "gpu_hours", "cost", "energy_kwh")
         figures: dict[str, Any] = {name: getattr(self, name) if self.steps else None for name in names}
         figures["cost"] = figures["cost"] or None

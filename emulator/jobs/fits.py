@@ -1,4 +1,4 @@
-"""Whether a job fits into its accelerators' memory, and what would help where it does not."""
+"""Checks whether a job fits into its accelerators' memory, and suggests changes where it does not."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from switchml.units import memory_text
 
 
 def check_memory(model: Model, job: Job, cluster: Cluster, needed: memory.Memory) -> None:
-    """Raise OutOfMemory unless `needed` fits, with the parts and what would help."""
+    """Raise OutOfMemory unless `needed` fits, with a breakdown and a suggestion."""
     available = cluster.device.memory_bytes
     if needed.total <= available:
         return
@@ -39,7 +39,7 @@ def check_host_memory(job: Job, cluster: Cluster, rank_bytes: float) -> None:
 
 
 def _what_helps(model: Model, job: Job, available: float) -> str:
-    """The least change that makes it fit, tried in order of what it costs."""
+    """Return the cheapest change with which the job fits."""
     tried: list[tuple[str, dict[str, Any]]] = [
         (f"zero {stage}", {"zero": stage}) for stage in (1, 2, 3) if stage > job.zero and (stage < 3 or job.pp == 1)
     ]

@@ -1,5 +1,5 @@
-"""Costs for a graph that came from elsewhere: what its ops take on a cluster's accelerator, and its transfers on the
-cluster's links. Op types that say how long they last keep that.
+"""Costs of an imported graph: ops on a cluster's accelerator, transfers on its links. Op types with a given duration
+keep it.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ def costs(
     allreduce: str = "auto",
     hierarchy: str = "auto",
 ) -> Costs:
-    """Costs of `graph` on `cluster`. strides: group → how far apart its members are. A compute op is bound by its
-    FLOPs or by its bytes, whichever takes longer (the roofline). Raises ConfigError for unknown names."""
+    """Return costs of `graph` on `cluster`. strides: group → stride between its members' ranks. A compute op takes the
+    longer of its FLOPs and its memory traffic (roofline). Raises ConfigError for unknown names."""
     pairs = np.stack([graph.transfers.op_type, graph.transfers.group], axis=1)
     kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
     costed = [
@@ -43,7 +43,7 @@ def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
     op_types, constants, device = graph.op_types, cluster.software, cluster.device
     seconds = op_types.seconds.copy()
     uncosted = np.isnan(seconds) & (op_types.collective == Collective.NONE)
-    if uncosted.any():  # else the precision is nobody's business
+    if uncosted.any():  # otherwise the precision is irrelevant
         rows = np.array([kernels.memory(float(size)) for size in op_types.bytes[uncosted]])
         moving_s = kernels.seconds(rows, device, constants, precision)
         computing_s = op_types.flops[uncosted] / device.sustained(precision, constants.gemm_efficiency)
@@ -52,7 +52,7 @@ def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
 
 
 def _place(graph: Graph, cluster: Cluster, strides: dict[int, int], group: int) -> GroupLayout:
-    """By the members' own places where all are in the graph, else by their stride."""
+    """Return a group's placement: that of its members where all are in the graph, else derived from its stride."""
     size, per_node = int(graph.groups.size[group]), cluster.accelerators_per_node
     devices = graph.ranks.device[graph.groups.members(group)]
     if len(devices) < size:

@@ -1,10 +1,9 @@
-"""The graph of one iteration of a costed job. Each rank has a stream for compute, on which tensor- and expert-parallel
-exchanges stand too because compute waits for them; streams to and from neighbouring stages; one for gradients; and
+"""The graph of one iteration of a costed job. Each rank has a compute stream, which includes tensor- and
+expert-parallel communication because compute waits for it; streams to and from adjacent stages; one for gradients; and
 one for weights that switches gather while they scatter gradients.
 
-Ranks that do the same at the same time are folded into one that stands for all of them: of tensor-parallel ranks
-always one can, of data-parallel ones where none is slower than another. A collective costs what its real size
-costs.
+Ranks that do the same at the same time are folded into one that represents all: tensor-parallel ranks always can be,
+data-parallel ranks where none is slower than another. Collectives are costed for their unfolded size.
 """
 
 import itertools
@@ -40,12 +39,10 @@ FOLDS = ("all", "tensor", "none")
 def build(
     plan: CostedJob, fold: str = "all", replicas: Replicas | None = None, budget: Budget | None = None
 ) -> tuple[Graph, Costs]:
-    """Graph and costs of one iteration. `fold`: "all", "tensor" (data-parallel ranks each for themselves), "none".
-    `replicas`: those that stand for all, where not all data-parallel ranks are played but more than one.
-
-    `budget`: what that may take; default: this machine's memory.
-
-    Raises ConfigError where the memory is too small for the graph, BudgetSpent where the time is."""
+    """Build graph and costs of one iteration. `fold`: "all", "tensor" (tensor-parallel ranks only), "none". `replicas`:
+    the representatives, where a sample of several data-parallel ranks stands for all. `budget`: resource limit;
+    default: this machine's memory.
+    Raises ConfigError where memory is too small for the graph, BudgetSpent where time runs out."""
     if fold not in FOLDS:
         raise ConfigError(f"unknown fold {fold!r}; there are {', '.join(FOLDS)}")
     job = plan.job
@@ -76,7 +73,7 @@ def build(
 
 
 def costs(plan: CostedJob) -> dict[int, Cost]:
-    """Op type → what a transfer of it costs, numbered as in the graph of `build`."""
+    """Return the cost of transfers by op type, numbered as in the graph of `build`."""
     op_table = OpTable(GraphBuilder(), plan)
     for number in range(plan.job.pp):
         Rank(number, op_table)
@@ -84,7 +81,8 @@ def costs(plan: CostedJob) -> dict[int, Cost]:
 
 
 def overlap_slowdown(plan: CostedJob) -> float:
-    """By which a collective of gradients slows the compute that goes on behind it; pipelines reduce after it."""
+    """Return the slowdown of compute that overlaps with a gradient collective; pipelines reduce gradients after
+    compute."""
     job, software = plan.job, plan.cluster.software
     if not job.overlap or job.dp == 1 or job.pp > 1:
         return 0.0
@@ -112,8 +110,8 @@ def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tenso
 def _add_transfers(
     builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], data: int, tensor: int, budget: Budget
 ) -> dict[int, np.ndarray]:
-    """Groups and transfers; returns for each kind the number of the first transfer, (stages, data, tensor). The
-    op type of a transfer is that of its members' ops, so that it is the same for all of them."""
+    """Add groups and transfers. Return the number of the first transfer of each kind, (stages, data, tensor). A
+    transfer has the op type of its members' ops, the same for all."""
     job = plan.job
     shape = (job.pp, data, tensor)
     ranks = np.arange(np.prod(shape)).reshape(shape)
@@ -132,7 +130,7 @@ def _add_transfers(
         for t in range(tensor):
             group = builder.add_group(ranks[stage, :, t], name=f"data-parallel, stage {stage}", size=job.dp)
             bases[DATA][stage, :, t] = transfers(DATA, stage, group)
-        # Tensor-parallel ranks that are in one expert-parallel group meet in it; they are folded, or all there.
+        # Tensor-parallel ranks of one expert-parallel group share its transfers; they are either folded or all present.
         folded = [slice(None)] if job.expert_tp < job.tp else [slice(t, t + 1) for t in range(tensor)]
         single = [slice(t, t + 1) for t in range(tensor)]
         for kind, size, span, places, name in (
@@ -153,8 +151,8 @@ def _add_transfers(
 def _add_boundaries(
     builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], ranks: np.ndarray, bases: dict[int, np.ndarray]
 ) -> None:
-    """Between stages: for each pipeline one transfer for every boundary of pieces and micro-batch, forward and
-    backward, and one for the tied embedding. A boundary's number counts from the first piece of the model."""
+    """Add transfers between stages: for each pipeline, one per boundary of pieces and micro-batch, forward and
+    backward, and one for the tied embedding. Boundaries are numbered from the first piece of the model."""
     job = plan.job
     pieces, count = job.pp * job.virtual_stages, job.micro_batches
     op_type_of = {}
@@ -176,7 +174,7 @@ def _add_boundaries(
 def _placed(
     ops: Ops, dep_start: np.ndarray, rank: int, bases: dict[int, np.ndarray], where: tuple[int, int, int]
 ) -> tuple[np.ndarray, ...]:
-    """A block's arrays for one rank: its own streams and transfers."""
+    """Return a block's arrays with the streams and transfers of one rank."""
     first = np.array([*(bases[kind][where] for kind in range(TRANSFERS)), NO_TRANSFER], np.int32)
     stream = ops.stream + np.int32(rank * len(STREAMS))
     return stream, ops.op_type, first[ops.kind] + ops.number, ops.micro_batch, dep_start, ops.deps

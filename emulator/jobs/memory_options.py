@@ -1,5 +1,5 @@
-"""Ways to need less memory than `emulator/jobs/workload/memory.py` says, and what they cost in time, as published
-formulas: optimizer states on the host in buckets (AxoNN), pruned states (SAMO), compressed activations (COMET)."""
+"""Memory-saving options on top of `emulator/jobs/workload/memory.py`, with their cost in time, by published formulas:
+optimizer states on the host in buckets (AxoNN), pruned states (SAMO), compressed activations (COMET)."""
 
 import dataclasses
 import math
@@ -12,35 +12,35 @@ from emulator.ranges import RATE, Range, Ranged, number
 from switchml.errors import ConfigError
 
 DENSE_BYTES = 20.0
-"""A parameter in mixed precision with Adam: weight 2, gradient 2, master weight 4, master gradient 4, moments 8
+"""Bytes per parameter in mixed precision with Adam: weight 2, gradient 2, master weight 4, master gradient 4, moments 8
 (Singh and Bhatele, IPDPS 2022, section IV-C)."""
 ON_DEVICE_BYTES = 4.0
-"""Of them half-precision weight and gradient, which offloading leaves on the device."""
+"""Half-precision weight and gradient, which stay on the device when states are offloaded."""
 BUCKET_BYTES = 16.0
-"""The others, of parameters in the bucket that is being updated."""
+"""The remaining bytes, for parameters in the bucket that is being updated."""
 HOST_WAY_BYTES = 12.0
-"""Of a parameter of a bucket, each way: master weight and moments."""
+"""Master weight and moments, copied in each direction per parameter of a bucket."""
 
 
 @dataclass(frozen=True)
 class MemoryOptions(Ranged):
-    """Ways to need less memory."""
+    """Memory-saving options."""
 
     offload_bucket: float = number(Range(0, 1e15), 0.0)
-    """Parameters in a bucket of optimizer states that comes from the host, is updated and goes back; 0: all stay on
-    the device."""
+    """Parameters per bucket of optimizer states, which is copied from the host, updated and copied back; 0: all states
+    stay on the device."""
     pruned: float = number(Range(0, 1, "[)"), 0.0)
-    """Share of weights that is pruned; states and gradients of the others are kept."""
+    """Share of pruned weights; states and gradients are stored for the others only."""
     activation_ratio: float = number(Range(1, 1e6), 1.0)
-    """How many times smaller compressed activations are; 1: they are not compressed."""
+    """Compression ratio of activations; 1: not compressed."""
     activation_bytes_per_s: float = number(RATE, 100e9)
-    """At which they are compressed, and restored. Error-bounded compressors on A100: SZx 260 and 450 GB/s (Yu et al.,
+    """Rate of compression, and of decompression. Error-bounded compressors on A100: SZx 260 and 450 GB/s (Yu et al.,
     HPDC 2022), cuSZ 60 to 100."""
     activation_tensor_s: float = number(Range(0, 1e6), 0.0)
-    """Besides, for each tensor, compressed or restored: what hooks and calls take, however small it is."""
+    """Overhead per compressed or decompressed tensor for hooks and calls, independent of size."""
 
     def memory(self, needed: Memory, plan: CostedJob) -> Memory:
-        """What the fullest accelerator holds with them."""
+        """Return the memory use of the fullest accelerator with these options."""
         job = plan.job
         if (self.offload_bucket or self.pruned) and (job.zero or job.optimizer != "adam"):
             raise ConfigError(
@@ -64,14 +64,14 @@ class MemoryOptions(Ranged):
         return HOST_WAY_BYTES * needed.weights / 2.0 if self.offload_bucket else 0.0
 
     def _packed(self, activations: float, plan: CostedJob) -> float:
-        """What layers keep for backward is compressed, all but that of the part which is at work; its temporaries and
-        those of the loss are as they were."""
+        """Return activations with all saved ones compressed except those of the active part; temporaries and those of
+        the loss are unchanged."""
         parts = len(plan.stages[0].steps)
         kept = min(activations, micro_batch_activations(plan.model, plan.job, 0) * in_flight(plan.job, 0))
         return activations - kept + comet_bytes(kept, self.activation_ratio, 1.0 - 1.0 / max(1, parts))
 
     def apply(self, plan: CostedJob, needed: Memory) -> CostedJob:
-        """The plan with what they cost; `needed` is the memory without them."""
+        """Return the plan with the options' costs; `needed` is the memory without them."""
         device, software = plan.cluster.device, plan.cluster.software
         rate = device.memory_bytes_per_s * software.memory_efficiency / OPTIMIZER_BYTES[plan.job.optimizer]
         if self.offload_bucket:
@@ -96,7 +96,7 @@ class MemoryOptions(Ranged):
         return plan
 
     def assumptions(self) -> list[str]:
-        """For the list of assumptions."""
+        """Return the options' entries in the list of assumptions."""
         lines = []
         if self.offload_bucket:
             lines.append(
@@ -114,17 +114,17 @@ class MemoryOptions(Ranged):
 
 @dataclass(frozen=True)
 class Offload:
-    """One optimizer step with states on the host, bucket by bucket; seconds."""
+    """Timing of an optimizer step with states on the host, in buckets; seconds."""
 
     step_s: float
     exposed_s: float
-    """What of it is neither the update itself nor the all-reduce: copies that nothing hides."""
+    """Time of exposed copies, which neither the update nor the all-reduce hides."""
     is_hidden: bool
-    """Whether copying a bucket takes no longer than what runs beside it."""
+    """Whether copying a bucket takes no longer than the work it overlaps with."""
 
 
 def offload_bytes(parameters: float, bucket: float) -> float:
-    """On the device: 4 φ + 16 · bucket (AxoNN, IPDPS 2022), in place of 20 φ."""
+    """Bytes on the device: 4 φ + 16 · bucket (AxoNN, IPDPS 2022), instead of 20 φ."""
     if not bucket > 0:
         raise ConfigError(f"an offload bucket of {bucket} parameters; expected at least 1")
     return ON_DEVICE_BYTES * parameters + BUCKET_BYTES * min(bucket, parameters)
@@ -139,36 +139,37 @@ def offload_step(
     all_reduce_s: float = 0.0,
     copy_slowdown: float = 1.0,
 ) -> Offload:
-    """AxoNN's pipeline: while the device updates a bucket (and all-reduces the gradients of a later one,
-    `all_reduce_s` for all of them together), the next bucket's states come in and the last one's go out. Both ways at
-    once, at `copy_bytes_per_s` each. `copy_slowdown`: how many times as long updates take while copies run;
-    1 where a device's copies need none of its cores or their memory."""
+    """Time AxoNN's pipeline: while the device updates a bucket (and all-reduces the gradients of a later one,
+    `all_reduce_s` for all together), the next bucket's states are copied in and the previous one's out, concurrently,
+    at `copy_bytes_per_s` each. `copy_slowdown`: factor on updates while copies run; 1 where copies use neither the
+    device's cores nor their memory bandwidth."""
     if not (copy_bytes_per_s > 0 and adam_parameters_per_s > 0 and all_reduce_s >= 0 and copy_slowdown >= 1):
         raise ConfigError("offload needs rates above 0, and an all-reduce that takes at least no time")
     buckets = max(1, math.ceil(parameters / bucket))
     each = parameters / buckets
     copy_s, adam_s = HOST_WAY_BYTES * each / copy_bytes_per_s, each / adam_parameters_per_s
-    # In, update, out: stages of a pipeline, whose slowest sets its pace.
+    # Copy in, update, copy out: a pipeline whose slowest stage sets the pace.
     update_s = max(adam_s + 2 * copy_s * (1 - 1 / copy_slowdown), all_reduce_s / buckets)
     step_s = copy_s + adam_s + copy_s + (buckets - 1) * max(copy_s, update_s)
     return Offload(step_s, step_s - adam_s - (buckets - 1) * update_s, is_hidden=copy_s <= update_s)
 
 
 def samo_bytes(parameters: float, sparsity: float) -> float:
-    """With a share `sparsity` of weights pruned: the weight dense, all else for those that are left, and a 32-bit
-    index of each: 2 φ + 24 (1 − p) φ (Singh and Bhatele, IPDPS 2023)."""
+    """Bytes with a share `sparsity` of weights pruned: the weight dense, all else for the remaining ones only, plus a
+    32-bit index for each: 2 φ + 24 (1 − p) φ (Singh and Bhatele, IPDPS 2023)."""
     _check_share("sparsity", sparsity)
     return 2.0 * parameters + 24.0 * (1.0 - sparsity) * parameters
 
 
 def samo_gradient_share(sparsity: float) -> float:
-    """Of the dense gradient's bytes, what SAMO all-reduces: the values that are left; all ranks know their places."""
+    """Share of the dense gradient's bytes that SAMO all-reduces: the remaining values; all ranks know their
+    positions."""
     _check_share("sparsity", sparsity)
     return 1.0 - sparsity
 
 
 def comet_bytes(activation_bytes: float, ratio: float, compressed_share: float = 1.0) -> float:
-    """Saved activations when a share of them is compressed by `ratio` (COMET: Jin et al., VLDB 2022)."""
+    """Size of saved activations when a share of them is compressed by `ratio` (COMET: Jin et al., VLDB 2022)."""
     if not ratio >= 1:
         raise ConfigError(f"activations compressed by {ratio}; expected a ratio of at least 1")
     _check_share("compressed share", compressed_share)

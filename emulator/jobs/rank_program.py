@@ -1,8 +1,8 @@
-"""What one rank does in an iteration, op by op in the order in which it launches them: forward and backward passes as
-its schedule has them, exchanges between and inside them, gradients, the optimizer.
+"""The program of one rank in an iteration, op by op in launch order: forward and backward passes as scheduled,
+communication between and inside them, gradients, the optimizer.
 
-Passes of a stage differ in nothing but their micro-batch; so the first of each kind is built op by op and becomes a
-template for the others (`blocks.py`).
+Passes of a stage differ only in their micro-batch, so the first of each kind is built op by op and serves as a template
+for the others (`blocks.py`).
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ STREAMS = ("compute", "from before", "to next", "from next", "to before", "gradi
 COMPUTE, FROM_BEFORE, TO_NEXT, FROM_NEXT, TO_BEFORE, GRADIENTS, WEIGHTS = range(len(STREAMS))
 TRANSFERS = 7
 TENSOR, EXPERT, DATA, FORWARDS, BACKWARDS, TIED, CONTEXT = range(TRANSFERS)
-"""Which transfers an op belongs to."""
+"""Kinds of transfers."""
 UNDIVIDED = 2
-"""Priority of what ends a pass: above those of passes, so that nothing comes between."""
+"""Priority of the op that ends a pass: above those of passes, so that nothing is scheduled in between."""
 
 
 class OpTable:
@@ -39,11 +39,11 @@ class OpTable:
         self.builder, self.plan, self.budget = builder, plan, budget or Budget()
         self.costs: dict[int, Cost] = {}
         self.reduce_cost = functools.cache(plan.reduce)
-        """Of reducing so many gradients: the same for every bucket of a size."""
+        """Cost of reducing gradients, cached: equal for every bucket of a size."""
 
 
 class Rank:
-    """Collects the ops of one rank in the order in which it launches them."""
+    """Collects the ops of one rank in launch order."""
 
     def __init__(self, number: int, op_table: OpTable) -> None:
         self.table, self.plan, self.job = op_table, op_table.plan, op_table.plan.job
@@ -56,12 +56,12 @@ class Rank:
         self._last_compute: tuple[int, ...] = ()
         self.pieces = _pieces(self.stage, number, self.plan)
         self.units: Units | None = None
-        """Of the piece whose pass is being built, where weights are sharded (ZeRO 3)."""
+        """Units of the piece whose pass is being built, where weights are sharded (ZeRO 3)."""
         self.message_driven = self.job.schedule == "axonn" and self.job.pp > 1
         self.last_backward: int | None = None
         self.start = self._compute("start of iteration", self.plan.iteration_s, kind=Kind.DELAY)
         self.returned: dict[int, int] = {}
-        """Micro-batch → the op of the first stage that ends its backward pass."""
+        """Micro-batch → op of the first stage that ends its backward pass."""
         self.templates: dict[tuple[int, int], tuple[Ops, dict[int, int]]] = {}
         op_table.budget.check_ops(
             (3 if self.job.splits_backward else 2) * self.job.micro_batches * self.job.virtual_stages
@@ -86,7 +86,7 @@ class Rank:
         self._finish()
 
     def _remember(self, forward: int, micro_batch: int, piece: int) -> None:
-        """Keep the pass just added as a template, unless it waits for ops of earlier passes."""
+        """Save the pass just added as a template, unless it depends on ops of earlier passes."""
         if self.message_driven or self.job.zero == 3:
             return
         if (ops := self.block.cut()) is None:
@@ -99,7 +99,7 @@ class Rank:
         self.templates[forward, piece] = dataclasses.replace(ops, number=numbers), used
 
     def _repeated(self, forward: int, micro_batch: int, piece: int) -> bool:
-        """Add a pass from its template, where there is one."""
+        """Append a pass from its template, if there is one; return whether there was."""
         if (forward, piece) not in self.templates:
             return False
         template, used = self.templates[forward, piece]
@@ -125,7 +125,7 @@ class Rank:
         kind: Kind = Kind.COMPUTE,
         priority: int = 0,
     ) -> int:
-        """An op of this rank alone; returns its number."""
+        """Append an op of this rank alone and return its number."""
         op_type = self.table.builder.add_op_type(name, kind, flops=flops, seconds=seconds, priority=priority)
         op = self.block.add(op_type, stream, micro_batch=micro_batch, after=after)
         if stream == COMPUTE:
@@ -148,7 +148,8 @@ class Rank:
         is_source: bool = False,
         priority: int = 0,
     ) -> int:
-        """This rank's op of a transfer of kind `to`, by default the next one of that kind; returns the op's number."""
+        """Append this rank's op of a transfer of kind `to`, by default the next one of that kind, and return its
+        number."""
         op_type = self.table.builder.add_op_type(
             name, kind, collective=collective, bytes=bytes, is_source=is_source, priority=priority
         )
@@ -168,7 +169,7 @@ class Rank:
         if self.message_driven:
             after = (*after, self.start)
             if self.number == 0 and micro_batch >= self.job.pp:
-                # A new micro-batch for every one that has come back (AxoNN, inter_layer.py).
+                # A new micro-batch for each one that has returned (AxoNN, inter_layer.py).
                 after = (*after, self.returned[micro_batch - self.job.pp])
             last = self._whole("forward", self.pieces[piece], micro_batch, after, 0)
         else:
@@ -197,7 +198,7 @@ class Rank:
             self._hand(TO_BEFORE, BACKWARDS, virtual - 1, micro_batch, Kind.SEND, (last,))
 
     def _weights(self, steps: tuple[Step, ...], micro_batch: int, is_last: bool) -> None:
-        """Gradients of weights, for which the backward pass has left what they need."""
+        """Append weight gradients, from inputs that the backward pass saved."""
         for step in reversed(steps):
             seconds = step.weights_s * self.stage.stretch
             own = self._compute(f"{step.name} weight gradients", seconds, micro_batch, flops=step.weights_flops)
@@ -208,22 +209,22 @@ class Rank:
     def _hand(
         self, stream: int, to: int, boundary: int, micro_batch: int, kind: Kind, after: tuple[int, ...] = ()
     ) -> int:
-        """Send or receive what adjacent stages exchange about a micro-batch."""
+        """Append the send or receive of a micro-batch between adjacent stages."""
         name = f"{kind.name.lower()} {'activations' if to == FORWARDS else 'their gradients'}"
         number = boundary * self.job.micro_batches + micro_batch
         what = name, Collective.P2P, self.plan.activation_p2p_bytes, self.plan.activation_p2p
         return self._exchange(*what, to, micro_batch, after, stream=stream, number=number, kind=kind)
 
     def _pack(self, name: str, micro_batch: int, after: tuple[int, ...]) -> int:
-        """Compress or restore what the pass keeps."""
+        """Append compression or decompression of the pass's saved activations."""
         seconds = self.plan.packing_s[self.number] / self.job.virtual_stages
         return self._compute(name, seconds, micro_batch, after, kind=Kind.CODEC)
 
     def _whole(
         self, direction: str, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], priority: int
     ) -> int:
-        """A pass as a whole, so that a message-driven stage does not change its mind between layers: all of its
-        compute, then what it exchanges with tensor- and expert-parallel ranks, before anything else."""
+        """Append a pass as few large ops, so that a message-driven stage does not switch passes between layers: all of
+        its compute, then its communication with tensor- and expert-parallel ranks, before anything else."""
         is_forward = direction == "forward"
         seconds = sum(s.forward_s if is_forward else s.backward_s + s.recompute_s for s in steps) * self.stage.stretch
         last = self._compute(f"{direction} of stage {self.number}", seconds, micro_batch, after, priority=priority)
@@ -304,16 +305,16 @@ class Rank:
         what = "expert all-to-all", Collective.ALL_TO_ALL, step.exchange_bytes, step.exchange
         return self._exchange(*what, EXPERT, micro_batch, after)
 
-    # Sharded weights (what `units.py` launches)
+    # Sharded weights (launched by `units.py`)
 
     def last_compute(self) -> tuple[int, ...]:
-        """The op of compute that was launched last."""
+        """The most recently launched compute op."""
         return self._last_compute
 
     def gather_unit(
         self, parameters: float, experts: float, micro_batch: int, after: tuple[int, ...], is_forward: bool
     ) -> int:
-        """All-gather a unit's weights, ahead of what needs them."""
+        """All-gather a unit's weights ahead of their use."""
         stream = WEIGHTS if self.plan.in_network else GRADIENTS
         return self._gather(parameters, experts, micro_batch, after, not is_forward, stream=stream, is_source=True)
 
@@ -337,7 +338,7 @@ class Rank:
     # Gradients
 
     def _finish(self) -> None:
-        """Reduce gradients, then the optimizer's step, then gather what ZeRO has sharded."""
+        """Reduce gradients, run the optimizer step, then gather what ZeRO has sharded."""
         job, plan, last = self.job, self.plan, self.last_backward
         waits: tuple[int, ...] = (last,) if last is not None else ()
         if self.units is not None:
@@ -359,8 +360,8 @@ class Rank:
     def _reduce(
         self, name: str, elements: float, after: tuple[int, ...], stream: int, density: float, experts: float
     ) -> int:
-        """Reduce so many gradients, some of them of experts; with a codec, between compressing and decompressing
-        them."""
+        """Reduce `elements` gradients, some of experts, with compression before and decompression after if there is a
+        codec."""
         plan, codec = self.plan, self.plan.codec
         what = Collective.REDUCE_SCATTER if self.job.zero else Collective.ALL_REDUCE
         size = elements * self.job.gradient_bytes
@@ -376,8 +377,8 @@ class Rank:
         return last
 
     def _reduce_in_buckets(self) -> tuple[int, ...]:
-        """Buckets fill in the order in which the backward pass produces gradients; what is left is the last
-        one. Returns the op after which all are reduced."""
+        """Reduce buckets, filled in the order in which the backward pass produces gradients; the remainder is the last
+        bucket. Return the op after which all are reduced."""
         bucket = self.job.bucket_parameters(self.plan.model)
         last: tuple[int, ...] = ()
         pending, nonzero, experts = 0.0, 0.0, 0.0
@@ -397,7 +398,7 @@ class Rank:
 
 
 def _pieces(stage: Stage, number: int, plan: CostedJob) -> list[tuple[Step, ...]]:
-    """A stage's steps, split into its pieces: the embedding with the first, the loss with the last."""
+    """Split a stage's steps into its pieces: the embedding with the first, the loss with the last."""
     job, model, steps = plan.job, plan.model, list(stage.steps)
     if job.virtual_stages == 1 or not isinstance(model, Transformer):
         return [tuple(steps)]
@@ -411,7 +412,7 @@ def _pieces(stage: Stage, number: int, plan: CostedJob) -> list[tuple[Step, ...]
 
 
 def _layers(steps: tuple[Step, ...]) -> list[tuple[Step, ...]]:
-    """Steps that are recomputed together: attention and MLP of one layer; what is not recomputed stands alone."""
+    """Group steps that are recomputed together: attention and MLP of one layer; others are single."""
     groups: list[list[Step]] = []
     for step in steps:
         own = groups[-1] if groups else []

@@ -1,10 +1,10 @@
-"""Which data-parallel ranks are played where some of a job's ranks are slow.
+"""Selects the data-parallel ranks to replay where some of a job's ranks are stragglers.
 
-Ranks of a tensor-parallel group meet after every half layer, so that a group is as slow as its slowest rank. Replicas
-(pipelines of such groups) meet only to reduce gradients; those in which the same stages are slow do the same, and one
-of each kind is played. Where that is still too much, some stand for the others: the slowest, which an iteration waits
-for, and of the rest, ordered by how long they take, every so many, so that averages over ranks stay what they are.
-Expert- and context-parallel ranks meet in every layer: replicas that share them are drawn together.
+Ranks of a tensor-parallel group synchronize after every half layer, so that a group is as slow as its slowest rank.
+Replicas (pipelines of such groups) synchronize only to reduce gradients; replicas with the same slow stages behave
+equally, and one of each kind is replayed. If those are still too many, some represent the others: the slowest, which
+determine the iteration time, and a regular sample of the rest in order of duration, so that averages over ranks are
+preserved. Expert- and context-parallel ranks synchronize in every layer: replicas that share them are sampled together.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from emulator.jobs.workload.graph import Graph
 from emulator.jobs.workload.job import Job
 
 PLAYED_OPS = 6_000_000
-"""About as many operations are played for the replicas that stand for all."""
+"""Approximate number of replayed operations of all representatives."""
 LEAST = 24
-"""Replicas that are played at least, if there are as many kinds."""
+"""Minimum number of replayed replicas, if there are as many kinds."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """Data-parallel ranks that are played. Both arrays (played,)."""
+    """Replayed data-parallel ranks. Both arrays (replayed,)."""
 
     number: np.ndarray
-    """int64: which."""
+    """int64: index of the replica."""
     weight: np.ndarray
-    """float64: how many each stands for, itself included."""
+    """float64: number of replicas it represents, including itself."""
 
     @classmethod
     def folded(cls, job: Job, fold: str) -> Replicas:
-        """One for all, or each for itself."""
+        """Return one replica for all, or every replica."""
         count = 1 if fold == "all" else job.dp
         return cls(np.arange(count), np.full(count, job.dp / count))
 
 
 def slow_ranks(job: Job, share: float, seed: int) -> np.ndarray:
-    """bool (pp, dp, tp): the ranks that are slow, at least one. The same for each way of folding."""
+    """Return the slow ranks, bool (pp, dp, tp), at least one. Independent of folding."""
     slow = np.zeros(job.gpus, bool)
     slow[np.random.default_rng(seed).choice(job.gpus, max(1, round(share * job.gpus)), replace=False)] = True
     return slow.reshape(job.pp, job.dp, job.tp)
 
 
 def ops_about(plan: CostedJob) -> int:
-    """Operations of one replica, roughly: three for each step of a pass and what they exchange, and one for each bucket
-    of gradients."""
+    """Estimate the number of operations of one replica: three for each step of a pass with its communication, and one
+    for each bucket of gradients."""
     job, steps = plan.job, sum(len(stage.steps) for stage in plan.stages)
     has_buckets = job.dp > 1 and job.zero < 3 and job.overlap
     parameters = sum(stage.parameters for stage in plan.stages) if has_buckets else 0
@@ -57,15 +57,15 @@ def ops_about(plan: CostedJob) -> int:
 
 
 def slowness(graph: Graph, job: Job, slow: np.ndarray, factor: float) -> dict[int, float]:
-    """Rank of `graph` → how many times longer it computes; one that stands for its tensor-parallel group where any
-    rank of that is `slow`."""
+    """Return rank of `graph` → factor on its compute time. A rank that represents its tensor-parallel group is slow
+    where any rank of the group is."""
     is_folded = len(np.unique(graph.ranks.device // job.tp)) == len(graph.ranks)
     flags = slow.any(axis=2).ravel()[graph.ranks.device // job.tp] if is_folded else slow.ravel()[graph.ranks.device]
     return {int(rank): factor for rank in np.flatnonzero(flags)}
 
 
 def sampled(plan: CostedJob, slow: np.ndarray, factor: float) -> Replicas:
-    """Replicas that stand for all. `slow`: as `slow_ranks` gives it."""
+    """Return replicas that represent all. `slow`: the result of `slow_ranks`."""
     job = plan.job
     block = min(job.dp, math.lcm(job.expert_span, job.cp))
     blocks = slow.any(axis=2).T.reshape(job.dp // block, block * job.pp)
@@ -77,7 +77,7 @@ def sampled(plan: CostedJob, slow: np.ndarray, factor: float) -> Replicas:
     most = max(LEAST, PLAYED_OPS // max(1, ops_about(plan) * block))
     if len(first) > most:
         slowest = most // 2
-        # The others in parts of equal weight; of each part the kind in its middle.
+        # The others in parts of equal weight, each represented by the kind in its middle.
         middle = np.cumsum(count[slowest:]) - count[slowest:] / 2
         part = (middle / count[slowest:].sum() * (most - slowest)).astype(int)
         parts, weight = np.unique(part), np.bincount(part, weights=count[slowest:])

@@ -1,5 +1,5 @@
-"""What building and replaying a job's graph may take. Each number of a description is within its range, but their
-products are not: layers times micro-batches times ranks. So whatever makes ops asks its budget before.
+"""Resource limits for building and replaying a job's graph. Each number of a description is within its range, but their
+product (layers times micro-batches times ranks) may be too large, so code that creates ops checks its budget first.
 """
 
 import math
@@ -11,19 +11,19 @@ from emulator.jobs.workload.job import Job
 from switchml.errors import BudgetSpent, ConfigError
 
 BYTES_PER_OP = 100
-"""Of graph, costs and replay together, at their highest point: 81 measured on 29.5 million operations (GPT-3 175B on
-16,384 accelerators, `--fold tensor`), and some to spare."""
+"""Peak memory per op of graph, costs and replay together: 81 measured on 29.5 million operations (GPT-3 175B on 16,384
+accelerators, `--fold tensor`), plus a margin."""
 MOST_OPS = 2**31 - 1
-"""What int32 numbers."""
+"""Largest int32."""
 STEP_S = 2e-9
 RANK_STEPS = 30_000
-"""Of a rank's place in the graph, which is made in Python: 60 us."""
+"""Cost of adding a rank to the graph, in steps of STEP_S: 60 us of Python."""
 OPS_PER_RANK = 40
-"""A rank's streams, groups and place in the graph take the memory of so many ops."""
+"""Memory of a rank's streams, groups and graph entries, in ops."""
 
 
 class Budget:
-    """Memory and seconds from now on; by default what is free on this machine, and no limit of time."""
+    """Memory and time limits from now on; default: free memory of this machine, unlimited time."""
 
     def __init__(self, memory_bytes: float | None = None, seconds: float | None = None) -> None:
         available = psutil.virtual_memory().available
@@ -33,26 +33,26 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Infinity where there is no limit."""
+        """Remaining seconds; infinity if unlimited."""
         return self.seconds - (time.perf_counter() - self.began_s)
 
     def check_time(self) -> None:
-        """Raise BudgetSpent once it is over."""
+        """Raise BudgetSpent once the time is over."""
         if self.left_s < 0:
             raise BudgetSpent(f"the job was not built after {self.seconds:g} s of wall-clock time; {_ADVICE}")
 
     def check_steps(self, steps: float, what: str) -> None:
-        """Raise BudgetSpent where `what`, so many simple steps of a compiled loop, would take longer."""
+        """Raise BudgetSpent where `what`, a compiled loop of `steps` simple steps, would exceed the remaining time."""
         if steps * STEP_S > self.left_s:
             raise BudgetSpent(f"{what} takes about {steps * STEP_S:.0f} s; {self.seconds:g} s are allowed in all")
 
     def check_bytes(self, size_bytes: float, what: str) -> None:
-        """Raise ConfigError where `what` needs more memory than there is."""
+        """Raise ConfigError where `what` needs more memory than is free."""
         if size_bytes > self.memory_bytes:
             raise ConfigError(f"{what} need about {_size(size_bytes)}, but {_size(self.memory_bytes)} are free")
 
     def check_ops(self, ops: float) -> None:
-        """Raise ConfigError or BudgetSpent where a pipeline's graph, so far, is too large."""
+        """Raise ConfigError or BudgetSpent where a pipeline's graph is already too large."""
         if ops > MOST_OPS or ops * BYTES_PER_OP > self.memory_bytes:
             raise ConfigError(
                 f"a pipeline of this job has more than {int(ops):,} operations; playing them needs more than "
@@ -61,8 +61,8 @@ class Budget:
         self.check_time()
 
     def check_ranks(self, job: Job, ops: int, data: int, tensor: int) -> None:
-        """Raise ConfigError unless the graph of `ops` operations a pipeline, played `data` times `tensor` times, fits
-        into memory."""
+        """Raise ConfigError unless the graph of `ops` operations per pipeline, replicated `data` times `tensor` times,
+        fits into memory."""
         count = ops * data * tensor
         self.check_steps(RANK_STEPS * job.pp * data * tensor, f"a graph of {job.pp * data * tensor:,} ranks")
         if count <= MOST_OPS and _needed(job, ops, data * tensor) <= self.memory_bytes:

@@ -1,9 +1,9 @@
-"""Many emulations at once: `--sweep gpus=64:8192:2x --sweep allreduce=ring,switchml` asks for every combination. They
-run on all cores, or on a Dask cluster; each result goes to a journal beside the output as soon as it is there, so
-that a sweep that was interrupted goes on where it stopped when it is started again.
+"""Parameter sweeps: `--sweep gpus=64:8192:2x --sweep allreduce=ring,switchml` emulates every combination. They run on
+all cores, or on a Dask cluster; each result is written at once to a journal next to the output, so that an interrupted
+sweep resumes when it is started again.
 
-What one emulation is, the caller says: a function from options to figures, both flat dictionaries. It must be
-importable by its name in other processes, and on the cluster's machines.
+The caller provides a function from options to result values, both flat dictionaries. It must be importable by name in
+other processes, and on the cluster's machines.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ MOST_POINTS = 100_000
 
 @dataclass(frozen=True)
 class Axis:
-    """An option and the values it takes."""
+    """An option and its values."""
 
     name: str
     values: list[Value]
 
 
 def parse_axis(text: str) -> Axis:
-    """`gpus=64:8192:2x` (from, to, times), `micro-batch=1:8:1` (from, to, plus) or `allreduce=ring,switchml`."""
+    """Parse `gpus=64:8192:2x` (from, to, factor), `micro-batch=1:8:1` (from, to, increment) or
+    `allreduce=ring,switchml`."""
     name, equals, values_text = text.partition("=")
     name = name.strip()
     if not equals or not name or not values_text.strip():
@@ -94,7 +95,7 @@ def _value(text: str) -> Value:
 
 
 def points(axes: Sequence[Axis]) -> list[Point]:
-    """Every combination, the last axis changing fastest."""
+    """Return every combination of values, the last axis changing fastest."""
     names = [axis.name for axis in axes]
     for name in names:
         if names.count(name) > 1:
@@ -116,11 +117,12 @@ def sweep(
     show_progress: bool = True,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Call `run` with `base` and each point of `axes`; return a row for each in their order: the point, then what `run`
-    answered, or `error` where it raised a SwitchMLError (a job that does not fit is a result too).
+    """Call `run` with `base` and each point of `axes`. Return a row for each, in order: the point, then the result of
+    `run`, or `error` where it raised a SwitchMLError (a job that does not fit is a result, too).
 
     `out`: a .csv or .parquet file to write. `engine`: a Dask scheduler, `tcp://HOST:PORT`; default: `processes` of this
-    machine, as many as it has cores. `on_row` gets each row as soon as all before it are there.
+    machine, by default one per core. `on_row` is called with each row in order, as soon as it and all before it are
+    available.
     """
     if out is not None:
         output_files.check(out, output_files.ROWS)
@@ -165,7 +167,7 @@ def sweep(
 
 
 def _guarded(run: Callable[[Point], Row], options: Point) -> Row:
-    """What `run` answers; an error of ours as a row."""
+    """Return the result of `run`, or a SwitchMLError as a row."""
     try:
         return run(options)
     except SwitchMLError as error:
@@ -201,7 +203,7 @@ def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:
 
 
 class _Journal:
-    """Rows that are there, by number of their point; kept in a file beside `out` until the sweep is over."""
+    """Completed rows by point number, stored in a file next to `out` until the sweep is finished."""
 
     def __init__(self, out: Path | None, options: list[Point]) -> None:
         self.rows: dict[int, Row] = {}
@@ -225,7 +227,7 @@ class _Journal:
     def __enter__(self) -> _Journal:
         if self.path:
             self.file = self.path.open("a")
-            self.file.write("\n")  # ends a line that was cut off
+            self.file.write("\n")  # terminates a truncated line
         return self
 
     def __exit__(self, *_) -> None:
@@ -239,13 +241,13 @@ class _Journal:
             self.file.flush()
 
     def remove(self) -> None:
-        """The sweep is over, and its output written."""
+        """Delete the file, once the output is written."""
         if self.path:
             self.path.unlink(missing_ok=True)
 
 
 def write_rows(rows: list[Row], out: Path) -> None:
-    """One line a row, a column for every key that some row has; nested dictionaries as `parts.compute`."""
+    """Write one line per row, with a column for every key of any row; nested dictionaries as `parts.compute`."""
     flat = [flattened(row) for row in rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
     with whole_file(out) as part:
@@ -265,7 +267,7 @@ def write_rows(rows: list[Row], out: Path) -> None:
 
 
 def flattened(row: Row, prefix: str = "") -> Row:
-    """Nested dictionaries as columns: `parts.compute`."""
+    """Flatten nested dictionaries to columns such as `parts.compute`."""
     flat: Row = {}
     for name, value in row.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -273,7 +275,7 @@ def flattened(row: Row, prefix: str = "") -> Row:
 
 
 def _column(values: list[Any]) -> list[Any]:
-    """Values of one type, as Parquet wants them: where numbers and words mix, all words."""
+    """Convert values to one type, as Parquet requires: if numbers and strings are mixed, all become strings."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float, bool} or len(kinds) <= 1:
         return [float(value) if kinds == {int, float} and value is not None else value for value in values]

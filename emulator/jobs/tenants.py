@@ -1,6 +1,6 @@
-"""Several jobs on one cluster: each emulated alone, then all of them together, iteration after iteration, on links that
-they share (`cluster/fabric.py`) and on slots of aggregating switches. The result is an iteration of each beside what it
-takes alone.
+"""Several jobs on one cluster: each emulated alone, then all concurrently, iteration after iteration, on shared links
+(`cluster/fabric.py`) and slots of aggregating switches. The result is each job's iteration time with and without the
+others.
 """
 
 import dataclasses
@@ -27,32 +27,32 @@ from switchml.errors import ConfigError
 
 SHARES = ("all", "fabric", "slots")
 ITERATIONS = 3
-"""Of the slowest job; the others go on as long."""
+"""Simulated iterations of the slowest job; the others run equally long."""
 MOST_ITERATIONS = 200
 MOST_OPS = 20_000_000
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """One of the jobs."""
+    """Result for one of the concurrent jobs."""
 
     alone: Emulation
-    """With all slots to itself."""
+    """Emulation with exclusive use of all slots."""
     alone_s: float
-    """An iteration in the same places, with all links and slots to itself."""
+    """Iteration time in the same placement, with exclusive use of all links and slots."""
     iteration_s: float
-    """Together with the others, on average over the iterations that ended while all of them ran."""
+    """Average iteration time with all jobs running."""
     iterations: int
-    """How many those are."""
+    """Number of iterations in that average."""
     name: str
 
     @property
     def slowdown(self) -> float:
-        """How many times longer than alone."""
+        """Iteration time relative to the job running alone."""
         return self.iteration_s / self.alone_s
 
     def to_json(self) -> dict[str, Any]:
-        """As of a job alone, with its time beside that in company."""
+        """Return the job's plain values, with its iteration time alone and with the others."""
         samples_per_s = self.alone.plan.job.global_batch / self.iteration_s
         together = {"iteration_s": self.iteration_s, "alone_iteration_s": self.alone_s}
         together |= {"slowdown": self.slowdown, "iterations": self.iterations, "samples_per_s": samples_per_s}
@@ -63,7 +63,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Tenancy:
-    """All of them."""
+    """Result of several jobs on one cluster."""
 
     tenants: list[Tenant]
     played: Replayed
@@ -71,7 +71,7 @@ class Tenancy:
     assumptions: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "jobs": [tenant.to_json() for tenant in self.tenants],
             "shared_links": self.shared_links,
@@ -91,12 +91,12 @@ def together(
     progress: Callable[[int, int], None] | None = None,
     time_budget_s: float | None = None,
 ) -> Tenancy:
-    """Emulate the jobs alone and in company. `share`: what they share, one of SHARES; `placement`: see
+    """Emulate the jobs alone and concurrently. `share`: the shared resources, one of SHARES; `placement`: see
     `emulator.cluster.fabric.PLACEMENTS`. Raises ConfigError for jobs that can't be on one cluster."""
     _check(requests, share)
     cluster = load_cluster(requests[0])
     if share != "slots":
-        # Uplinks are links of their own here: a job's costs need not take them for full.
+        # Uplinks are modeled as links here, so a job's own costs must not include oversubscription.
         cluster = dataclasses.replace(cluster, between=dataclasses.replace(cluster.between, oversubscription=1.0))
     alone = [emulate(request, cluster=cluster, time_budget_s=time_budget_s) for request in requests]
     crowded = _crowded(requests, alone, cluster) if share != "fabric" else alone
@@ -138,7 +138,7 @@ def _check(requests: Sequence[Request], share: str) -> None:
 
 
 def _crowded(requests: Sequence[Request], alone: list[Emulation], cluster: Cluster) -> list[Emulation]:
-    """The same with slots shared evenly among those that aggregate in switches."""
+    """Return the emulations with slots divided evenly among jobs that use in-network aggregation."""
     users = sum(request.job.allreduce == "switchml" for request in requests)
     if users < 2:
         return alone
@@ -152,7 +152,7 @@ def _crowded(requests: Sequence[Request], alone: list[Emulation], cluster: Clust
 
 
 def _conditions(jobs: list[Emulation]) -> Conditions:
-    """Of all jobs; ranks and jobs counted on."""
+    """Combine the conditions of all jobs, with consecutive rank and job numbers."""
     slowness: dict[int, float] = {}
     first = 0
     for one in jobs:
@@ -163,7 +163,7 @@ def _conditions(jobs: list[Emulation]) -> Conditions:
 
 
 def _ends(played: Replayed, job: int, times: int) -> np.ndarray:
-    """float64 (times,): when each iteration of a job was over."""
+    """Return the end of each iteration of a job, float64 (times,)."""
     of_job = played.graph.ranks.job[played.graph.op_rank()] == job
     return played.end_s[of_job].reshape(times, -1).max(axis=1)
 
@@ -172,8 +172,8 @@ def _ends(played: Replayed, job: int, times: int) -> np.ndarray:
 
 
 def _used(jobs: list[Emulation], nodes: list[np.ndarray], fabric: SharedFabric) -> np.ndarray:
-    """int (links,): how many jobs load each link, as far as that is of interest: ports that one job has to itself are
-    in its costs."""
+    """Return the number of jobs that load each link, int (links,). Ports used by a single job count as 0, as its costs
+    include them."""
     users = np.zeros(len(fabric.names()), int)
     for one, own in zip(jobs, nodes, strict=True):
         users += _loads(one, own, fabric)[0].any(axis=0)
@@ -182,7 +182,7 @@ def _used(jobs: list[Emulation], nodes: list[np.ndarray], fabric: SharedFabric) 
 
 
 def _routed(one: Emulation, nodes: np.ndarray, fabric: SharedFabric, links: np.ndarray) -> Costs:
-    """The job's costs with `links` in them."""
+    """Return the job's costs with routes over `links`."""
     load, kind = _loads(one, nodes, fabric)
     load = load[:, links]
     used = load > 0
@@ -198,8 +198,8 @@ def _routed(one: Emulation, nodes: np.ndarray, fabric: SharedFabric, links: np.n
 
 
 def _loads(one: Emulation, nodes: np.ndarray, fabric: SharedFabric) -> tuple[np.ndarray, np.ndarray]:
-    """float64 (kinds, links): bytes on each link for each byte of a transfer of that kind; and each transfer's kind.
-    Transfers of a group and an op type are of one kind."""
+    """Return bytes on each link per byte of a transfer, float64 (kinds, links), and each transfer's kind. Transfers
+    with the same group and op type are of one kind."""
     graph: Graph = one.played.graph
     costs = iteration.costs(one.plan)
     pairs = np.stack([graph.transfers.op_type, graph.transfers.group], axis=1)
@@ -208,7 +208,7 @@ def _loads(one: Emulation, nodes: np.ndarray, fabric: SharedFabric) -> tuple[np.
     for number, (op_type, group) in enumerate(kinds.tolist()):
         if op_type not in costs:
             continue
-        # A rank stands for `weight` accelerators that follow each other (emulator/jobs/iteration.py).
+        # A rank represents `weight` consecutive accelerators (emulator/jobs/iteration.py).
         members = graph.groups.members(group)
         weight = graph.ranks.weight[members].astype(int)
         device = np.concatenate([np.arange(n) + at for n, at in zip(weight, graph.ranks.device[members], strict=True)])

@@ -1,6 +1,5 @@
-"""From an iteration to the whole training: how long it is, what interrupts it, and what share of its time is progress.
-Failures are drawn many times over (`replay/failures.py`) where the length is known; where it is not, the share follows
-from the closed form of Young and Daly.
+"""From an iteration to the whole training: its length, failures, and goodput. Failures are simulated many times
+(`replay/failures.py`) where the length is known; otherwise goodput follows from the closed form of Young and Daly.
 """
 
 import math
@@ -14,24 +13,24 @@ from emulator.ranges import SECONDS, Range, Ranged, number
 from switchml.errors import ConfigError
 
 PLAYED = 1000
-"""Trainings that are played, each with failures of its own."""
+"""Number of simulated trainings with independent failures."""
 
 
 @dataclass(frozen=True)
 class Run(Ranged):
-    """The whole training: how long it is, and what interrupts it."""
+    """Length, failures and checkpoints of the whole training."""
 
     steps: float = number(Range(0, 1e12), 0.0)
     tokens: float = number(Range(0, 1e18), 0.0)
-    """Instead of steps; samples, where a sample has no length."""
+    """Length in tokens instead of steps; in samples for models without a sequence length."""
     mtbf_hours: float = number(Range(0, 1e12), 0.0)
     """Mean time between failures of one accelerator with its share of the node; 0: nothing fails."""
     checkpoint_s: float = number(SECONDS, 0.0)
-    """What writing a checkpoint keeps the job from training; 0: as storage allows."""
+    """Training time lost per checkpoint; 0: derived from storage bandwidth."""
     checkpoint_steps: int = number(Range(0, 10**12), 0)
-    """Iterations from one to the next; 0: Young's and Daly's interval."""
+    """Iterations between checkpoints; 0: Young's and Daly's interval."""
     restart_s: float = number(SECONDS, 300.0)
-    """From a failure to training again, without the work that is lost."""
+    """Time from a failure until training resumes, without the lost work."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,21 +40,21 @@ class Run(Ranged):
 
 @dataclass(frozen=True)
 class Progress:
-    """What is left of a training's time for training: not checkpoints, lost work or restarts."""
+    """Goodput of a training: its time without checkpoints, lost work and restarts."""
 
     goodput: float
-    """On average."""
+    """Average share."""
     played: failures.Outcome | None = None
 
     def quantiles(self) -> dict[str, float]:
-        """Goodput of the unluckiest twentieth of trainings, of the middle, and of the luckiest; empty: not played."""
+        """Return the 5th, 50th and 95th percentiles of goodput; empty if not simulated."""
         if self.played is None:
             return {}
         shares = np.quantile(self.played.ideal_s / self.played.wall_s, (0.05, 0.5, 0.95))
         return {name: float(share) for name, share in zip(("p5", "p50", "p95"), shares, strict=True)}
 
     def to_json(self) -> dict[str, Any]:
-        """`goodput`; of played trainings also its distribution, failures and the interval between checkpoints."""
+        """Return `goodput`, and for simulated trainings its distribution, failures and the checkpoint interval."""
         if self.played is None:
             return {"goodput": self.goodput}
         return {
@@ -67,7 +66,7 @@ class Progress:
         }
 
     def assumption(self, checkpoint_s: float) -> str:
-        """As an assumption of a report."""
+        """Return the entry in a report's list of assumptions."""
         if self.played is None:
             return f"checkpoints at Young's and Daly's interval; one takes {checkpoint_s:.1f} s"
         return (
@@ -77,8 +76,8 @@ class Progress:
 
 
 def progress(run: Run, steps: float, iteration_s: float, checkpoint_s: float, gpus: int, seed: int = 0) -> Progress:
-    """Of a training of `steps` iterations (0: not said) on `gpus` accelerators. Raises ConfigError or EmulationError
-    where next to no time would be left."""
+    """Return the progress of a training of `steps` iterations (0: unspecified) on `gpus` accelerators. Raises
+    ConfigError or EmulationError where next to no time would be left."""
     if not run.mtbf_hours:
         return Progress(1.0)
     mtbf_s = run.mtbf_hours * 3600 / gpus
@@ -97,9 +96,9 @@ def progress(run: Run, steps: float, iteration_s: float, checkpoint_s: float, gp
 
 
 def goodput(checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Share of time left for training at the best interval between checkpoints, sqrt(2 C M): C / interval for writing
-    them, (interval / 2 + restart) / M for what a failure destroys (Young, CACM 1974; Daly, FGCS 2006). Raises
-    ConfigError where nothing would be left."""
+    """Return the goodput at the optimal checkpoint interval, sqrt(2 C M): C / interval is lost to writing them,
+    (interval / 2 + restart) / M to failures (Young, CACM 1974; Daly, FGCS 2006). Raises ConfigError where nothing would
+    be left."""
     interval = math.sqrt(2 * max(checkpoint_s, 1e-9) * mtbf_s)
     lost = checkpoint_s / interval + (interval / 2 + restart_s) / mtbf_s
     if lost >= 1:

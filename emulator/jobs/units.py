@@ -1,7 +1,7 @@
-"""Units of fully sharded weights in a pass of one rank (ZeRO 3, torch's FSDP): each is gathered as a whole ahead of the
-layers that need it, and its gradients are reduce-scattered as a whole once they are complete. All of that stands on
-one stream, in the order in which it is launched, as NCCL runs the collectives of a process group; in an aggregator,
-gathers have a queue of their own (docs/protocol.md, section 11).
+"""Units of fully sharded weights in a rank's pass (ZeRO 3, torch's FSDP): each unit is gathered ahead of the layers
+that need it, and its gradients are reduce-scattered once they are complete. All of this runs on one stream in launch
+order, as NCCL runs the collectives of a process group; in an aggregator, gathers have a separate queue
+(docs/protocol.md, section 11).
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.sharding import MIN_UNIT_PARAMETERS
 
 ROOT = 0
-"""The unit of what belongs to no layer: embedding, projection. It stays gathered from forward to backward."""
+"""The unit of parameters outside the layers: embedding, projection. It stays gathered from forward to backward."""
 LAYER = ("attention", "mlp")
 
 
 class Launches(Protocol):
-    """What a rank's program offers to a pass over units."""
+    """Interface of a rank's program to a pass over units."""
 
     job: Job
 
     def last_compute(self) -> tuple[int, ...]:
-        """The op of compute that was launched last, if there is one."""
+        """Return the most recently launched compute op, if any."""
 
     def gather_unit(
         self, parameters: float, experts: float, micro_batch: int, after: tuple[int, ...], is_forward: bool
     ) -> int:
-        """An all-gather; returns the op."""
+        """Launch an all-gather; return the op."""
 
     def reduce_unit(self, parameters: float, experts: float, after: tuple[int, ...]) -> int:
-        """A reduce-scatter; returns the op."""
+        """Launch a reduce-scatter; return the op."""
 
 
 class Units:
-    """One pass over the steps of a piece. The weights of unit j are gathered once unit j - 1 - prefetch is over."""
+    """One pass over the steps of a piece. The weights of unit j are gathered once unit j - 1 - prefetch is finished."""
 
     def __init__(self, rank: Launches, steps: Sequence[Step], is_forward: bool, before: Units | None) -> None:
         self._rank, self._settings = rank, rank.job.fsdp
@@ -57,10 +57,10 @@ class Units:
             self._gathers = {unit: () for unit in kept if unit in self._order}
         self._entered: set[int] = set()
         self.reduced: tuple[int, ...] = before.reduced if before is not None else ()
-        """The last reduce-scatter so far."""
+        """The most recent reduce-scatter."""
 
     def enter(self, number: int, micro_batch: int) -> tuple[int, ...]:
-        """Before the step `number`: launch the gathers that may go on by now; returns what the step waits for."""
+        """Launch the gathers allowed before step `number`; return the ops that the step waits for."""
         unit = self.unit_of[number]
         if unit in self._entered or not self._parameters[unit]:
             return ()
@@ -75,7 +75,7 @@ class Units:
         return self._gathers[unit]
 
     def leave(self, number: int, last: int) -> None:
-        """After the backward pass of the step `number`, whose last op is `last`."""
+        """Process the end of step `number`'s backward pass, whose last op is `last`."""
         unit = self.unit_of[number]
         self._left[unit] -= 1
         if not self._left[unit] and self._parameters[unit]:
@@ -83,7 +83,7 @@ class Units:
 
 
 def assign(steps: Sequence[Step], job: Job) -> list[int]:
-    """The unit of each step: ROOT, or counted from 1 in the order of forward. A transformer's layers are not divided;
+    """Return the unit of each step: ROOT, or numbered from 1 in forward order. A transformer's layers are not divided;
     in other networks, every step is a layer, and a unit has at least MIN_UNIT_PARAMETERS."""
     is_transformer = any(step.name in LAYER for step in steps)
     least = job.fsdp.unit_parameters or (0.0 if is_transformer else MIN_UNIT_PARAMETERS)

@@ -1,10 +1,12 @@
-"""One or a few ranks of a job run for real; the emulator plays all others, the network and the switch (NeuronaBox:
+"""Runs one or a few ranks of a job for real; all other ranks, the network and the switch are emulated (NeuronaBox:
 Emulating the environment of a node, 2024).
 
-`settings.py` says what is emulated; `clock.py` has the time that the script sees; `timing.py` when collectives begin
-and end; `values.py` and `recording.py` what absent ranks contribute, and `exchange.py` what comes of it; `world.py`
-puts these together, and `process_group.py` shows them to torch.
-`script/` is for scripts that want GPUs: they run on ones that are not there.
+`settings.py` configures the emulation; `clock.py` is the script's time; `timing.py` computes when collectives begin and
+end; `values.py` and `recording.py` supply the data of absent ranks, and `exchange.py` combines it; `world.py` puts
+these together, and `process_group.py` is the torch interface.
 
-`launch.py` starts scripts, `emulator/lab/validation/peers` holds the whole against runs with all ranks real.
+`script/` is for scripts that use GPUs: they run without any.
+
+`launch.py` starts scripts, `emulator/lab/validation/peers` compares the emulation with runs in which all ranks are
+real.
 """

@@ -1,9 +1,9 @@
 """The PyTorch backend `switchml-emulated`. torch calls `autoload` at `import torch` (entry point group
-`torch.backends`), so a script needs nothing but the name, and torchrun as many processes as there are real ranks:
+`torch.backends`), so a script needs only the name, and torchrun as many processes as there are real ranks:
 
     SWITCHML_EMULATED_WORLD=64 torchrun --nproc-per-node 1 script.py
 
-`settings.py` lists the other variables. What takes time to import waits until a group is made.
+`settings.py` lists the other variables. Slow imports are deferred until a group is created.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ BACKEND_NAME = "switchml-emulated"
 
 
 def autoload() -> None:
-    """Register the backend with torch. Costs next to nothing; safe to call again."""
-    # Not above: who imports this module first would have torch call for a function that is not there yet.
+    """Register the backend with torch. Cheap and idempotent."""
+    # Not at module level: torch would call `autoload` before it is defined if this module is imported first.
     import torch.distributed as dist
 
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
@@ -21,7 +21,7 @@ def autoload() -> None:
 
 
 def _create(options: Any, pg_options: object) -> Any:
-    """What torch calls for each group, with its _DistributedBackendOptions."""
+    """Create a group from torch's _DistributedBackendOptions; called by torch."""
     from emulator.peers.process_group import create
 
     return create(options)

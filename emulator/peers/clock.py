@@ -1,6 +1,6 @@
-"""The time that a real rank lives in. Between two calls into the process group the script computes; `lap` says for how
-long. In wall-clock time the clock is the machine's, and who must wait sleeps. In virtual time it stands still inside
-calls and jumps where the script would have waited.
+"""The clock of a real rank. The script computes between two calls into the process group; `lap` measures that time. In
+wall-clock time the clock is the machine's, and waiting sleeps. In virtual time it stands still inside calls and jumps
+where the script would have waited.
 """
 
 import time
@@ -9,7 +9,7 @@ from switchml.errors import ConfigError
 
 
 class Clock:
-    """Starts at 0. `scale`: how many times longer than here the rank computes."""
+    """A clock that starts at 0. `scale`: the rank's compute time relative to this machine's."""
 
     def __init__(self, *, is_virtual: bool, scale: float = 1.0, measure: str = "wall", origin_s: float | None = None):
         if scale < 1.0 and not is_virtual:
@@ -25,19 +25,19 @@ class Clock:
         self._mark_s = self._read()
 
     def now_s(self) -> float:
-        """Of this clock."""
+        """Current time of this clock."""
         if self.is_virtual:
             return self._virtual_s + (self._read() - self._mark_s) * self._scale
         return time.monotonic() - self._origin_s
 
     @property
     def at_s(self) -> float:
-        """Where the last lap ended, or a wait."""
+        """Time at the end of the last lap or wait."""
         return self._virtual_s if self.is_virtual else self._mark_s - self._origin_s
 
     def lap(self) -> float:
-        """Move on by the seconds that the rank computed since the last lap, and return them. One that is slower than
-        this machine takes the rest of its time here."""
+        """Advance by the seconds that the rank computed since the last lap, and return them. For a rank slower than
+        this machine, wall-clock time sleeps for the difference."""
         now_s = self._read()
         computed_s = (now_s - self._mark_s) * self._scale
         self._mark_s = now_s
@@ -49,11 +49,11 @@ class Clock:
         return computed_s
 
     def skip(self) -> None:
-        """What passed since the last lap was not the script's doing. Wall-clock time has passed all the same."""
+        """Exclude the time since the last lap from the script's compute time. Wall-clock time passes nevertheless."""
         self._mark_s = self._read()
 
     def reach(self, at_s: float) -> None:
-        """Sleep, or jump, until it is `at_s`; nothing where that has passed."""
+        """Sleep, or jump, until `at_s`; no effect if that has passed."""
         if self.is_virtual:
             self._virtual_s = max(self._virtual_s, at_s)
         else:
@@ -61,12 +61,12 @@ class Clock:
         self.skip()
 
     def sleep_until(self, at_s: float) -> None:
-        """For another thread than the script's: return when it is `at_s`, in virtual time at once."""
+        """Sleep until `at_s`, for use by threads other than the script's; in virtual time, return at once."""
         if not self.is_virtual:
             sleep_until(self._origin_s + at_s)
 
 
 def sleep_until(at_s: float) -> None:
-    """Return when `time.monotonic()` is `at_s`."""
+    """Sleep until `time.monotonic()` is `at_s`."""
     while (left_s := at_s - time.monotonic()) > 0:
         time.sleep(left_s)

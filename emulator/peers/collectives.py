@@ -1,6 +1,6 @@
-"""The collectives of a process group in the styles in which torch calls them. Each becomes one `_call` with its name,
-its size and what exchanges its values (exchange.py): the groups of emulated worlds (process_group.py) and of scripts on
-emulated GPUs (script/group.py) differ in what they do with it.
+"""Collectives of a process group in all calling conventions that torch uses. Each becomes one `_call` with its name,
+its size and a function that exchanges its values (exchange.py): the groups of emulated worlds (process_group.py) and of
+scripts on emulated GPUs (script/group.py) implement it differently.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,24 +16,24 @@ from switchml.errors import ConfigError
 
 Args = tuple[Any, ...]
 Options = dict[str, Any]
-"""What torch's callers give after the tensors."""
+"""Arguments after the tensors in torch's calls."""
 
 if TYPE_CHECKING:
-    # Torch calls most methods in two or three styles, of which its stub has other ones in each version.
+    # Torch calls most methods in two or three ways; its stub has different ones in each version.
     _ProcessGroup = Any
 else:
     _ProcessGroup = dist.ProcessGroup
 
 
 class Collectives(_ProcessGroup):
-    """`_me`: this rank's place in the group. What torch asks about every group stands here, too."""
+    """Collectives, and the general queries that torch makes of every group. `_me`: this rank's index in the group."""
 
     _me: int
     _store: dist.Store
     _name: str
     _description: str
     _number: int
-    """How many collectives have begun."""
+    """Number of collectives begun."""
 
     def getGroupName(self) -> str:
         return self._name
@@ -57,7 +57,7 @@ class Collectives(_ProcessGroup):
         return self._number
 
     def _exchange(self, operation: str) -> Exchange:
-        """Who has the values of `operation`."""
+        """Return the exchange with the values of `operation`."""
         raise NotImplementedError
 
     def _call(
@@ -69,12 +69,12 @@ class Collectives(_ProcessGroup):
         inputs: Tensors = (),
         operation: str = "",
     ) -> Any:
-        """One collective, as a Work: `acts` exchange its values, several where it was coalesced, each with a number of
-        its own. `operation`: what its time is that of, if not `name`."""
+        """Run one collective and return it as a Work: `acts` exchange its values, several if it was coalesced, each
+        with its own number. `operation`: the operation to time, if not `name`."""
         raise NotImplementedError
 
     def _cut(self, tensor: torch.Tensor, splits: Sequence[int] = ()) -> list[torch.Tensor]:
-        """A tensor as one chunk a rank."""
+        """Split a tensor into one chunk per rank."""
         return _chunks(tensor, self.size(), splits)
 
     def allreduce(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ class Collectives(_ProcessGroup):
         return self._each("broadcast", tensors, root_of(args, kwargs))
 
     def _each(self, operation: str, tensors: Tensors | torch.Tensor, *arguments: Any) -> Any:
-        """`operation` of `Exchange`, in place, on each of `tensors`."""
+        """Run `operation` of `Exchange`, in place, on each of `tensors`."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         act = getattr(self._exchange(operation), operation)
         acts = [partial(act, tensor, *arguments) for tensor in tensors]
@@ -179,7 +179,7 @@ class Collectives(_ProcessGroup):
 
 
 def _option(args: Args, kwargs: Options, name: str, keyword: str, default: object) -> Any:
-    """An option of a call in one of ProcessGroup's styles: an options object, or one by one."""
+    """Return an option of a call in either convention of ProcessGroup: an options object, or separate arguments."""
     value = args[0] if args else kwargs.get("opts", kwargs.get(keyword, default))
     return getattr(value, name) if hasattr(value, name) else value
 
@@ -194,12 +194,13 @@ def root_of(args: Args, kwargs: Options) -> int:
 
 
 def size_of(tensors: Sequence[torch.Tensor]) -> float:
-    """Bytes of all of them."""
+    """Return the total bytes of `tensors`."""
     return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def _chunks(tensor: torch.Tensor, count: int, splits: Sequence[int] = ()) -> list[torch.Tensor]:
-    """Views of a tensor, cut along its first dimension (evenly: anywhere), one for each rank."""
+    """Return views of a tensor, one per rank, split along its first dimension (or evenly by elements, without
+    `splits`)."""
     if splits:
         return list(tensor.split(list(splits)))
     if tensor.numel() % count:

@@ -1,5 +1,5 @@
-"""The script of `switchml train --emulated-ranks`: a small convolutional network on handwritten digits with DDP, as
-anybody would write it. Writes losses and accuracy of rank 0, or of the first rank there is, as JSON to `--result`.
+"""The script of `switchml train --emulated-ranks`: a small convolutional network on handwritten digits with DDP, in
+plain PyTorch. Writes losses and accuracy of rank 0, or of the first real rank, as JSON to `--result`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     model = DistributedDataParallel(DigitsNet())
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
-    # More ranks than images: each draws its own, rather than taking turns.
+    # There may be more ranks than images, so each draws independently.
     order = np.random.default_rng((options.seed, rank))
     losses = []
     for _ in range(options.steps):

@@ -1,5 +1,5 @@
-"""The values of one group's collectives: real ranks exchange theirs by Gloo, absent ones contribute what `values.py` or
-a recorded run says. No time passes here. Ranks and the `number` of a collective are those in the group.
+"""Values of one group's collectives: real ranks exchange theirs by Gloo, absent ranks contribute those of `values.py`
+or of a recorded run. No time passes here. Ranks and the `number` of a collective are those in the group.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from switchml.errors import ConfigError
 
 Tensors = Sequence[torch.Tensor]
 Recorded = tuple[list[torch.Tensor], list[torch.Tensor]]
-"""What a rank gave to a collective and what it got."""
+"""Inputs and outputs of a rank in a collective."""
 
 
 class Gloo(Protocol):
-    """What is used of torch's ProcessGroupGloo, whose stub has none of it."""
+    """The used subset of torch's ProcessGroupGloo, which its stub lacks."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: dist.AllreduceOptions, /) -> Work: ...
 
@@ -33,7 +33,8 @@ class Gloo(Protocol):
 
 
 class Exchange:
-    """`ranks`: the group's, in the world. `real`: places in it that are real; `gloo`: a group of these, or None."""
+    """Exchanges values. `ranks`: members of the group, in the world; `real`: indexes of its real members; `gloo`: a
+    group of these, or None."""
 
     def __init__(
         self,
@@ -52,17 +53,17 @@ class Exchange:
     # Reductions
 
     def all_reduce(self, tensor: torch.Tensor, op: Reduction, number: int) -> None:
-        """In place."""
+        """All-reduce in place."""
         both = [tensor]
         self._reduce("all_reduce", both, both, op, number)
 
     def reduce(self, tensor: torch.Tensor, op: Reduction, root: int, number: int) -> None:
-        """In place at `root`; elsewhere `tensor` stays."""
+        """Reduce in place at `root`; elsewhere `tensor` is unchanged."""
         out = tensor if self._me == root else tensor.clone()
         self._reduce("reduce", [tensor], [out], op, number)
 
     def reduce_scatter(self, out: torch.Tensor, chunks: Tensors, op: Reduction, number: int) -> None:
-        """`out` becomes the reduction of everybody's chunk for this rank."""
+        """Set `out` to the reduction of all ranks' chunks for this rank."""
         self._reduce("reduce_scatter", list(chunks), [out], op, number, self._me)
 
     def _reduce(
@@ -74,7 +75,7 @@ class Exchange:
         number: int,
         mine: int = 0,
     ) -> None:
-        """`outputs` becomes the reduction of `inputs[mine]`; others of `inputs` are chunks for other real ranks."""
+        """Set `outputs` to the reduction of `inputs[mine]`; other `inputs` are chunks for other real ranks."""
         before = [tensor.clone() for tensor in inputs] if self._writer else []
         then = self._recorded(name, number, inputs, outputs)
         is_sum = op == Op.SUM or op == Op.AVG
@@ -84,11 +85,11 @@ class Exchange:
         if then is not None and is_sum:
             parts = {rank: part - then[0][rank] for rank, part in parts.items()}
         if self._gloo is not None:
-            for part in parts.values():  # a mean is a sum that is divided later, by the number of all ranks
+            for part in parts.values():  # a mean is a sum that is later divided by the number of all ranks
                 self._gloo.allreduce([part], reduction(Op.SUM if op == Op.AVG else op)).wait()
         out, part = outputs[0], parts[mine].reshape(outputs[0].shape)
         if then is None:
-            # Numbered by the group's collective: whoever reduces the same draws the same.
+            # Seeded with the group's collective number: ranks that reduce the same data draw the same values.
             self._values.reduce(part, op, len(self._real), len(self._absent), number)
             if not is_here:
                 out.copy_(part)
@@ -103,7 +104,7 @@ class Exchange:
     # Copies
 
     def broadcast(self, tensor: torch.Tensor, root: int, number: int) -> None:
-        """From `root`. An absent one has what the first real rank has."""
+        """Broadcast from `root`. An absent root's value is that of the first real rank."""
         then = self._recorded("broadcast", number, [tensor], [tensor])
         if root not in self._real and then is not None:
             tensor.copy_(then[1][0])
@@ -115,7 +116,7 @@ class Exchange:
         self._note("broadcast", number, [tensor], [tensor])
 
     def all_gather(self, outs: Tensors, tensor: torch.Tensor, number: int, name: str = "all_gather") -> None:
-        """`outs[r]` becomes what rank r has."""
+        """Set `outs[r]` to the tensor of rank r."""
         then = self._recorded(name, number, [tensor], outs)
         parts = [tensor]
         if self._gloo is not None:
@@ -133,7 +134,7 @@ class Exchange:
         self._note(name, number, inputs, outs)
 
     def gather(self, outs: Tensors, tensor: torch.Tensor, root: int, number: int) -> None:
-        """As `all_gather`, at `root`; `outs` is empty elsewhere."""
+        """Gather as in `all_gather`, at `root`; `outs` is empty elsewhere."""
         if self._gloo is not None and root not in self._real:
             return
         if root != self._me:
@@ -141,7 +142,7 @@ class Exchange:
         self.all_gather(outs, tensor, number, "gather")
 
     def scatter(self, out: torch.Tensor, chunks: Tensors, root: int, number: int) -> None:
-        """`out` becomes `root`'s chunk for this rank; where `root` is absent, it stays as it is."""
+        """Set `out` to `root`'s chunk for this rank; if `root` is absent, `out` is unchanged unless recorded."""
         then = self._recorded("scatter", number, [out], [out])
         if root not in self._real:
             if then is not None:
@@ -157,7 +158,8 @@ class Exchange:
         self._note("scatter", number, [out], [out])
 
     def all_to_all(self, outs: Tensors, chunks: Tensors, number: int) -> None:
-        """`outs[r]` becomes rank r's chunk for this one. An absent rank sends what it is sent: sizes match."""
+        """Set `outs[r]` to rank r's chunk for this rank. An absent rank sends back what it receives, so that sizes
+        match."""
         then = self._recorded("all_to_all", number, chunks, outs)
         inputs = [chunk.clone() for chunk in chunks]
         _fill(outs[self._me], inputs[self._me])
@@ -179,10 +181,10 @@ class Exchange:
                 self._values.instead_of(self._ranks[rank], inputs[rank], outs[rank], number)
         self._note("all_to_all", number, inputs if self._writer else [], outs)
 
-    # What was recorded, and recording
+    # Replay and recording
 
     def _recorded(self, name: str, number: int, inputs: Tensors, outputs: Tensors) -> Recorded | None:
-        """What this rank gave and got then; None where nothing is played back."""
+        """Return this rank's recorded inputs and outputs; None without replay."""
         if self._reader is None or not self._absent:
             return None
         return self._reader.find((self._ranks, number), name, inputs, outputs)
@@ -198,18 +200,19 @@ _TWO = {
     str(Op.BAND): torch.bitwise_and,
     str(Op.BOR): torch.bitwise_or,
 }
-"""How a recorded result and the real ranks' make one; of other operations the recorded one is taken."""
+"""Functions that combine a recorded result with that of the real ranks; for other operations the recorded result is
+used."""
 
 
 def reduction(op: Reduction) -> dist.AllreduceOptions:
-    """Options for Gloo's all-reduce."""
+    """Return options for Gloo's all-reduce."""
     options = dist.AllreduceOptions()
-    options.reduceOp = op  # type: ignore[assignment]  # the stub doesn't know that it takes either
+    options.reduceOp = op  # type: ignore[assignment]  # the stub only allows one of the types
     return options
 
 
 def receive(gloo: Gloo, out: torch.Tensor, source: int, tag: int) -> None:
-    """Fill `out`, contiguous or not."""
+    """Receive into `out`, contiguous or not."""
     whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
     gloo.recv([whole], source, tag).wait()
     if whole is not out:

@@ -1,5 +1,5 @@
-"""Starts the real ranks of an emulated world, as torchrun would: RANK, WORLD_SIZE and the rest are in their
-environment, and say what they would say on the cluster. Only the ranks that are real are started.
+"""Starts the real ranks of an emulated world like torchrun, with RANK, WORLD_SIZE etc. in their environment set as on
+the cluster. Only the real ranks are started.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from switchml.runtime.folders import TemporaryFolder
 _STDERR = 2
 LOOK_EVERY_S = 0.05
 END_S = 10.0
-"""How long the others may take to end after one has failed."""
+"""Time limit for the other ranks to end after one has failed."""
 
 
 def launch(script: Sequence[str], settings: PeerSettings, *, quiet_script: bool = False) -> dict[str, Any]:
-    """Run `script` (a path, or "-m" and a module, and its arguments) on every real rank, and return the report of the
-    first one. `quiet_script`: what it prints goes to stderr. Raises JobError if a rank fails."""
+    """Run `script` (a path, or "-m" and a module, and its arguments) on every real rank, and return the first one's
+    report. `quiet_script`: redirect its output to stderr. Raises JobError if a rank fails."""
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"no script {script[0]}")
-    # The ranks find each other in a store of ours, which does not wait for those that never come. They may knock while
-    # we still import torch.
+    # The ranks rendezvous in a store created here, which does not wait for the absent ranks. They may connect while
+    # this process still imports torch.
     door = socket.create_server(("127.0.0.1", 0), backlog=len(settings.real) + 8)
     port = door.getsockname()[1]
     with TemporaryFolder("peers") as folder:
@@ -63,7 +63,7 @@ def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, 
 
 
 def torchrun_environment(rank: int, world: int, per_node: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank of a world on nodes of `per_node`."""
+    """Return torchrun's environment variables for a rank of a world on nodes of `per_node`."""
     said = {
         "RANK": rank,
         "WORLD_SIZE": world,

@@ -1,5 +1,5 @@
-"""The process group of the backend `switchml-emulated`: each collective's values go to `exchange.py`, its time to
-`world.py`. Sub-groups share the world of the default group.
+"""The process group of the backend `switchml-emulated`: a collective's values are handled by `exchange.py`, its timing
+by `world.py`. Sub-groups share the world of the default group.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from emulator.peers.world import Communicator, World
 from switchml.errors import UnsupportedTensor
 
 _STAMP, _STAMP_BACK, _DATA = range(3)
-"""What goes between two real ranks for one send: tags 3t + these."""
+"""Message kinds between two real ranks for one send: tags 3t + these."""
 
 
 def create(options: GroupOptions) -> EmulatedProcessGroup:
-    """The group that torch's _DistributedBackendOptions describe."""
+    """Create the group described by torch's _DistributedBackendOptions."""
     ranks = tuple(options.global_ranks_in_group)
     if not ranks:
         shared, gloo, wrapper = begin(options)
@@ -37,8 +37,8 @@ def create(options: GroupOptions) -> EmulatedProcessGroup:
 
 
 class _Queue:
-    """Collectives of a group that follow one another. `gloo`: among the members that are real, for these alone, since
-    they come in the same order everywhere."""
+    """Sequential collectives of a group. `gloo`: a group of the real members, used only for these, since they are in
+    the same order on all ranks."""
 
     def __init__(self, shared: Shared, ranks: tuple[int, ...], me: int, real: tuple[int, ...], gloo: Gloo | None):
         self.exchange = Exchange(ranks, me, real, gloo, shared.values, shared.reader, shared.writer)
@@ -46,14 +46,14 @@ class _Queue:
 
 
 def _latest(gloo: Gloo, last_s: float) -> float:
-    """The last of all real ranks' arrivals."""
+    """Return the last arrival of all real ranks."""
     last = torch.tensor([last_s], dtype=torch.float64)
     gloo.allreduce([last], reduction(dist.ReduceOp.MAX)).wait()
     return float(last)
 
 
 class EmulatedProcessGroup(Collectives):
-    """`ranks`: its members in the world; `gloo`: among those that are real."""
+    """An emulated process group. `ranks`: its members in the world; `gloo`: a group of the real ones."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class EmulatedProcessGroup(Collectives):
         self._store, self._name, self._description = options.store, options.group_id, "undefined"
         self._real = tuple(place for place, rank in enumerate(ranks) if rank in world.real)
         self._queue = self._copies = _Queue(shared, ranks, self._me, self._real, gloo)
-        if world.settings.network == "switchml":  # what is gathered passes what is summed, as in an agent
+        if world.settings.network == "switchml":  # gathers may overtake reductions, as in an agent
             members = [ranks[place] for place in self._real]
             more = more_gloo(options, len(members), members.index(world.rank))
             self._copies = _Queue(shared, ranks, self._me, self._real, more)
@@ -82,7 +82,7 @@ class EmulatedProcessGroup(Collectives):
         self._coalesced: list[PeersWork] | None = None
         self._number = 0
 
-    # What torch asks about the group
+    # Group properties that torch queries
 
     def getBackendName(self) -> str:
         return "switchml-emulated"
@@ -136,7 +136,7 @@ class EmulatedProcessGroup(Collectives):
         inputs: Tensors = (),
         operation: str = "",
     ) -> PeersWork:
-        """One collective, whose values are several acts where it was coalesced."""
+        """Run one collective; its values take several acts if it was coalesced."""
         for tensor in (*outputs, *inputs):
             _check(name, tensor)
         first, self._number = self._number, self._number + len(acts)
@@ -164,7 +164,7 @@ class EmulatedProcessGroup(Collectives):
             self._coalesced.append(work)
         return work
 
-    # From one rank to another
+    # Point-to-point
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> PeersWork:
         (tensor,) = tensors
@@ -188,7 +188,8 @@ class EmulatedProcessGroup(Collectives):
             if gloo is not None and src in self._real:
                 receive(gloo, tensor, self._real.index(src), 3 * tag + _DATA)
             else:
-                # What this rank last sent of that size is what a rank like it would send; else nobody knows.
+                # The last tensor of that size that this rank sent represents the absent rank's; otherwise the value is
+                # undefined.
                 like = self._sent.get((tensor.numel(), tensor.dtype), torch.zeros(0, dtype=tensor.dtype))
                 self._shared.values.instead_of(self._ranks[src], like, tensor, self._number)
 
@@ -200,7 +201,7 @@ class EmulatedProcessGroup(Collectives):
         )
 
     def _pair(self, src: int, dst: int, tag: int) -> Communicator:
-        """Transfers of one tag from one rank to another follow one another."""
+        """Return the communicator of transfers with one tag from one rank to another, which are sequential."""
         if (src, dst, tag) not in self._pairs:
             other = dst if src == self._me else src
             agree = None
@@ -210,10 +211,10 @@ class EmulatedProcessGroup(Collectives):
             self._pairs[src, dst, tag] = self._shared.line((self._ranks[src], self._ranks[dst]), agree)
         return self._pairs[src, dst, tag]
 
-    # The end
+    # Shutdown
 
     def shutdown(self) -> None:
-        """Leave; the default group's end is that of the world. Safe to call twice."""
+        """Leave the group; the end of the default group ends the world. Safe to call twice."""
         if self._is_default:
             self._shared.close()
 
@@ -221,7 +222,7 @@ class EmulatedProcessGroup(Collectives):
 
 
 def _swap(gloo: Gloo, place: int, tag: int, tag_back: int, last_s: float) -> float:
-    """The later one of this rank's arrival and another's."""
+    """Return the later arrival of this rank and another."""
     mine, theirs = (torch.tensor([last_s], dtype=torch.float64) for _ in range(2))
     sent = gloo.send([mine], place, tag)
     gloo.recv([theirs], place, tag_back).wait()

@@ -1,4 +1,5 @@
-"""What the script did in one iteration, as a graph for the replay: for timelines, and as `timing.py`'s reference."""
+"""The script's activity in one iteration, as a graph for the replay: for timelines, and as the reference of
+`timing.py`."""
 
 from typing import Any
 
@@ -9,40 +10,40 @@ from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 
 MOST_STEPS = 200_000
-"""Recorded of one iteration at most; a script without an optimizer has but one."""
+"""Maximum number of steps recorded per iteration; a script without an optimizer has a single iteration."""
 NOT_RECORDED = -1
 
 
 class Program:
-    """The script's steps: computing, starting a collective, waiting for some; MOST_STEPS at most."""
+    """The script's steps: compute, start of a collective, wait for collectives; at most MOST_STEPS."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[Any, ...]] = []
 
     def compute(self, seconds: float) -> None:
-        """The script computed."""
+        """Record compute time."""
         if self.steps and self.steps[-1][0] == "compute":
             seconds += self.steps.pop()[1]
         if len(self.steps) < MOST_STEPS:
             self.steps.append(("compute", seconds))
 
     def call(self, line: int, ranks: tuple[int, ...], operation: str, size_bytes: float, seconds: float) -> int:
-        """It started a collective on communicator `line`; returns the step's number. Numbers stay: only computing that
-        follows computing is merged, and a call is in between."""
+        """Record the start of a collective on communicator `line`; return the step's number. Numbers are stable: only
+        consecutive compute steps are merged."""
         if len(self.steps) >= MOST_STEPS:
             return NOT_RECORDED
         self.steps.append(("call", line, ranks, operation, size_bytes, seconds))
         return len(self.steps) - 1
 
     def wait(self, calls: list[int]) -> None:
-        """It waited for the collectives of these steps."""
+        """Record a wait for the collectives of these steps."""
         if len(self.steps) < MOST_STEPS:
             self.steps.append(("wait", tuple(calls)))
 
     def graph(self, ranks: list[int], pace: np.ndarray) -> tuple[Graph, Costs]:
-        """All `ranks` running it, each at its pace (over that which was measured). A collective's members are those of
-        its group that are among them; its cost is that of the whole group. Others do the same in a group of their own,
-        which is not here: they wait for nobody."""
+        """Return the graph of `ranks`, each running the steps at its pace relative to the measured one. A collective's
+        members are those of its group among `ranks`; its cost is that of the whole group. The other ranks' equivalent
+        groups are not part of the graph and not waited for."""
         builder = GraphBuilder("emulated world")
         for rank in ranks:
             builder.add_rank(device=rank)

@@ -1,8 +1,8 @@
-"""A recorded run: of every collective of one rank, what the rank gave and what it got. `rank3.bin` holds the bytes of
-the tensors one after the other, `rank3.jsonl` a line for each collective that says where they lie.
+"""Recorded runs: the inputs and outputs of one rank in every collective. `rank3.bin` holds the tensors' bytes in
+sequence, `rank3.jsonl` a line for each collective with their offsets.
 
-Played back, absent ranks contribute what they did: a sum is the recorded sum, plus what the real ranks give now, minus
-what they gave then. So a run with nothing changed gets the recorded sums bit for bit.
+In a replay, absent ranks contribute what they did in the recording: a sum is the recorded sum, plus the real ranks'
+inputs now, minus their recorded inputs. An unchanged run therefore gets the recorded sums bit for bit.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 from switchml.errors import ConfigError
 
 Key = tuple[tuple[int, ...], int]
-"""Ranks of the group and number of the collective in it."""
+"""Ranks of the group, and number of the collective in it."""
 
 
 class Writer:
@@ -34,7 +34,7 @@ class Writer:
         self._lock = threading.Lock()
 
     def add(self, key: Key, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """The tensors of one collective, before and after it."""
+        """Append the tensors of one collective, before and after it."""
         line = {"group": list(key[0]), "number": key[1], "name": name}
         with self._lock:
             for part, tensors in ("given", inputs), ("got", outputs):
@@ -48,13 +48,13 @@ class Writer:
         return entry
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the files. Safe to call twice."""
         self._bytes.close()
         self._lines.close()
 
 
 class Reader:
-    """What `rank` recorded in `folder`. Raises ConfigError where it has not."""
+    """Reads the recorded run of `rank` in `folder`. Raises ConfigError if there is none."""
 
     def __init__(self, folder: Path, rank: int):
         self._folder = folder
@@ -74,7 +74,8 @@ class Reader:
     def find(
         self, key: Key, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What the rank gave and got then. Raises ConfigError where tensors were others, or that run had ended."""
+        """Return the recorded inputs and outputs. Raises ConfigError if tensors differ from the recorded ones, or the
+        recording has ended."""
         entry = self._entries.get(key)
         where = f"{name} number {key[1]} of ranks {_ranks(key[0])}"
         if entry is None:

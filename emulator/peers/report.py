@@ -1,4 +1,4 @@
-"""What became of the script's time, for people and for programs, and the last iteration as a timeline."""
+"""Reports of the script's time, as text and JSON, and a timeline of the last iteration."""
 
 import json
 import sys
@@ -12,13 +12,14 @@ from switchml.output_files import whole_file
 from switchml.text import plain
 
 WARMUP = 3
-"""Iterations that do not count where there are more than twice as many: DDP's first two steps build its buckets."""
+"""Iterations excluded as warm-up, if there are more than twice as many: DDP's first two steps build its buckets."""
 SHOWN_RANKS = 16
-"""Of a timeline: this rank, the slowest, and others."""
+"""Maximum number of ranks in a timeline: this one, the slowest, and others."""
 
 
 def as_json(world: World) -> dict[str, Any]:
-    """Seconds of this rank's clock: means over the middle half of the iterations, as disturbed ones don't count."""
+    """Return the report as plain values: seconds of this rank's clock, averaged over the middle half of the iterations
+    to exclude outliers."""
     settings = world.settings
     counted = world.iterations[WARMUP:] if len(world.iterations) > 2 * WARMUP else world.iterations
     quarter = len(counted) // 4
@@ -52,7 +53,7 @@ def as_json(world: World) -> dict[str, Any]:
 
 
 def assumptions(world: World) -> list[str]:
-    """What was taken for granted, one sentence each."""
+    """Return the emulation's assumptions, one sentence each."""
     settings = world.settings
     lines = []
     if len(world.real) < settings.world:
@@ -82,7 +83,7 @@ def assumptions(world: World) -> list[str]:
 
 
 def deliver(world: World) -> None:
-    """Print it on stderr, and write the files that the settings name."""
+    """Print the report on stderr, and write the files that the settings name."""
     settings = world.settings
     if not settings.quiet:
         print_report(as_json(world), err=True)
@@ -92,12 +93,12 @@ def deliver(world: World) -> None:
                 part.write_text(json.dumps(as_json(world)) + "\n")
         if settings.timeline:
             write_timeline(world, settings.timeline)
-    except (SwitchMLError, OSError) as error:  # the training is done: no reason to fail it
+    except (SwitchMLError, OSError) as error:  # the training has succeeded and should not fail here
         print(plain(f"switchml-emulated: {error}"), file=sys.stderr)
 
 
 def print_report(report: dict[str, Any], err: bool = False) -> None:
-    """A table of what `as_json` found; `err`: on stderr."""
+    """Print a report returned by `as_json` as tables; `err`: on stderr."""
     from emulator.jobs.replay.report import shares_table
     from switchml.tables import Table, number, show, text
     from switchml.terminal import say
@@ -130,7 +131,7 @@ def print_report(report: dict[str, Any], err: bool = False) -> None:
 
 
 def write_timeline(world: World, path: str) -> None:
-    """The last whole iteration, replayed: this rank and some of the others, the slowest ones first."""
+    """Write a timeline of the last complete iteration, replayed: this rank and some others, preferring the slowest."""
     from emulator.jobs.replay import perfetto
     from emulator.jobs.replay.conditions import Conditions
     from emulator.jobs.replay.engine import replay

@@ -1,5 +1,5 @@
 """Runs a script as one real rank: `python -m emulator.peers.run SCRIPT ARGUMENTS`, or `-m MODULE ARGUMENTS`. The script
-is what torchrun would run, unchanged: whichever backend it names for its groups, the emulated one takes its place.
+is the same as for torchrun, unchanged: the emulated backend replaces whichever backend it requests.
 """
 
 import functools
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def main(arguments: list[str]) -> None:
-    """Run it as `__main__`."""
+    """Run a script as `__main__` with the emulated backend."""
     autoload()
     take_over(BACKEND_NAME)
     run(arguments)
@@ -35,12 +35,12 @@ def run(arguments: list[str]) -> None:
 
 
 def take_over(backend: str, **initial: Any) -> None:
-    """Every group that is made from here on is of `backend`; `initial` are arguments of `init_process_group`."""
+    """Make all process groups created from now on use `backend`; `initial` are arguments of `init_process_group`."""
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
     def ours(function: Callable[..., T], **given: Any) -> Callable[..., T]:
-        """`function` with `backend` as its argument."""
+        """Wrap `function` with `backend` as its argument."""
         signature = inspect.signature(function)
 
         @functools.wraps(function)

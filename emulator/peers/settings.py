@@ -1,5 +1,5 @@
-"""What is emulated around the real ranks. Every field is an environment variable, SWITCHML_EMULATED_ and its name in
-capitals, so that a script which torchrun starts needs no change.
+"""Configuration of an emulated world. Every field is an environment variable, SWITCHML_EMULATED_ and its name in
+capitals, so that a script started by torchrun needs no change.
 """
 
 from __future__ import annotations
@@ -26,54 +26,55 @@ CHOICES = {
     "values": ("own", "noise", "zeros", "recorded"),
     "measure": ("wall", "cpu"),
 }
-"""Field → what it may be."""
+"""Field → allowed values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings(Ranged):
-    """A world of which a few ranks are real."""
+    """A world with only a few real ranks."""
 
     world: int = number(WORLD)
-    """How many ranks there are, real and absent."""
+    """World size: real and absent ranks."""
     real: tuple[int, ...] = number(Range(0, 999_999), ())
-    """Which of them are real; default: the first ones, as many as there are processes."""
+    """Numbers of the real ranks; default: the first ones, one per process."""
     cluster: str = "cpu-10g"
-    """A built-in cluster or a TOML file; ranks fill its nodes in their order."""
+    """A built-in cluster or a TOML file; ranks fill its nodes in order."""
     network: str = "auto"
-    """How all-reduces go: one of `emulator.cluster.algorithms.ALGORITHMS`."""
+    """All-reduce algorithm: one of `emulator.cluster.algorithms.ALGORITHMS`."""
     hierarchy: str = "auto"
-    """Who speaks to the network in them: one of `emulator.cluster.algorithms.HIERARCHIES`."""
+    """Hierarchy of all-reduces: one of `emulator.cluster.algorithms.HIERARCHIES`."""
     clock: str = "wall"
-    """ "wall": a collective takes as long as on the cluster. "virtual": only the rank's own clock says how long."""
+    """"wall": a collective blocks as long as on the cluster. "virtual": only the rank's own clock advances."""
     values: str = "own"
-    """What an absent rank contributes: as this rank ("own"), with noise, zeros, or what it did in a recorded run."""
+    """Values contributed by absent ranks: this rank's ("own"), the same with noise, zeros, or those of a recorded run.
+    """
     noise: float = number(Range(0, 1e6), 0.1)
-    """Standard deviation of that noise over the root mean square of the tensor."""
+    """Standard deviation of that noise relative to the root mean square of the tensor."""
     recording: str = ""
-    """The folder of a recorded run."""
+    """Folder of a recorded run."""
     record: str = ""
-    """A folder to record this run into, all ranks of which are real."""
+    """Folder to record this run into; all of its ranks must be real."""
     slow: dict[int, float] = number(FACTOR, factory=dict)
-    """Rank → how many times longer it computes."""
+    """Rank → factor on its compute time."""
     jitter: float = number(Range(0, 100, "[)"), 0.0)
-    """Standard deviation of an absent rank's compute time over its mean, drawn anew for each iteration."""
+    """Standard deviation of an absent rank's compute time relative to its mean, drawn for each iteration."""
     loss: float = number(Range(0, 0.5), 0.0)
-    """Share of packets lost on each link on their way to the aggregating switch and back."""
+    """Packet loss rate of each link to and from the aggregating switch."""
     slots: int = number(Range(0, 2**40), 0)
-    """Of the aggregating switch, for each version; 0: as the cluster says."""
+    """Slots of the aggregating switch, for each version; 0: the cluster's."""
     jobs: int = number(Range(1, 1_000_000), 1)
-    """Jobs that share these slots."""
+    """Number of jobs that share these slots."""
     compute_scale: float = number(FACTOR, 1.0)
-    """How many times longer than here all ranks compute."""
+    """Factor on all ranks' compute time relative to this machine."""
     measure: str = "wall"
-    """What a virtual clock counts as computing: "wall" time, or "cpu" time of all threads of the process."""
+    """Time that a virtual clock counts as compute: "wall" time, or "cpu" time of all threads of the process."""
     seed: int = number(SEED, 0)
     report: str = ""
-    """A file for the report (JSON) of the first real rank."""
+    """File for the report (JSON) of the first real rank."""
     timeline: str = ""
-    """A file for the last iteration in the Trace Event Format."""
+    """File for the last iteration in the Trace Event Format."""
     quiet: bool = False
-    """Whether to print no report at the end."""
+    """Whether to omit the printed report at the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +97,7 @@ class PeerSettings(Ranged):
         self.machine()
 
     def machine(self) -> clusters.Cluster:
-        """The cluster, with as many slots as asked for."""
+        """Return the cluster, with the configured number of slots."""
         cluster = clusters.load(self.cluster)
         cluster.nodes(self.world)
         if self.slots:
@@ -104,18 +105,19 @@ class PeerSettings(Ranged):
         return cluster
 
     def scale_of(self, rank: int) -> float:
-        """How many times longer than here `rank` computes."""
+        """Return the factor on the compute time of `rank` relative to this machine."""
         return self.compute_scale * self.slow.get(rank, 1.0)
 
     def environment(self) -> dict[str, str]:
-        """The variables that say the same, without those at their default."""
+        """Return the equivalent environment variables, without defaults."""
         values = {item: getattr(self, item.name) for item in dataclasses.fields(self)}
         changed = {item.name: value for item, value in values.items() if value not in (item.default, {})}
         return {PREFIX + name.upper(): _text(value) for name, value in changed.items()}
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> PeerSettings:
-    """Raises ConfigError for a variable that is unknown or makes no sense, and where there is no world."""
+    """Read the settings from environment variables. Raises ConfigError for an unknown variable or invalid value, and if
+    no world size is set."""
     fields = {item.name: item for item in dataclasses.fields(PeerSettings)}
     values = {}
     for key, text in environment.items():
@@ -131,7 +133,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> PeerSetting
 
 
 def parse_slow(text: str) -> dict[int, float]:
-    """ "3=1.5,7=2": rank 3 takes half as long again, rank 7 twice as long. Raises ConfigError."""
+    """Parse slow ranks: "3=1.5,7=2" makes rank 3 take half as long again, rank 7 twice as long. Raises ConfigError."""
     try:
         pairs = [part.split("=") for part in text.split(",") if part.strip()]
         return {int(rank): float(factor) for rank, factor in pairs}

@@ -1,5 +1,5 @@
-"""What all groups of this process share while there is a default group: the world, values, threads. And how it comes
-about: which rank this process is, who else is real, and what their common clock counts from.
+"""State shared by all groups of this process while there is a default group: the world, values, threads. Also its
+set-up: this process's rank, the real ranks, and the origin of their common clock.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from host_agent.pytorch.work import CallbackThreads
 from switchml.errors import ConfigError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""The same for all processes on one running machine."""
+"""Identifies the running machine: equal for all processes on it."""
 
 _shared: Shared | None = None
 
 
 class GroupOptions(Protocol):
-    """What is used of torch's _DistributedBackendOptions; torch sets all of it."""
+    """The used fields of torch's _DistributedBackendOptions."""
 
     store: dist.Store
     group_rank: int
@@ -44,7 +44,7 @@ class GroupOptions(Protocol):
 
 
 class Shared:
-    """The world and what all groups need of it."""
+    """The world and other state that all groups share."""
 
     def __init__(self, settings: PeerSettings, rank: int, real: tuple[int, ...], origin_s: float | None):
         self.world = World(settings, rank, real, origin_s)
@@ -65,7 +65,7 @@ class Shared:
         atexit.register(self.close)  # for scripts that never destroy their group
 
     def line(self, ranks: tuple[int, ...], agree: Callable[[float], float] | None) -> Communicator:
-        """A communicator of these ranks of the world."""
+        """Return a new communicator of these ranks of the world."""
         self.lines.append(Communicator(self.world, ranks, agree, number=len(self.lines)))
         return self.lines[-1]
 
@@ -77,7 +77,7 @@ class Shared:
             self.world.step()
 
     def close(self) -> None:
-        """The end of the job: the report. Safe to call twice."""
+        """End the job and write the report. Safe to call twice."""
         global _shared
         if _shared is not self or os.getpid() != self._owner:
             return
@@ -93,7 +93,8 @@ class Shared:
 
 
 def begin(options: GroupOptions) -> tuple[Shared, Gloo | None, dist.ProcessGroup]:
-    """The world of a default group that torch's _DistributedBackendOptions describe; and what `gloo_of` returns."""
+    """Create the world of a default group from torch's _DistributedBackendOptions; return it and the result of
+    `gloo_of`."""
     global _shared
     if _shared is not None:
         raise ConfigError("there is an emulated world already; destroy its process group first")
@@ -106,15 +107,15 @@ def begin(options: GroupOptions) -> tuple[Shared, Gloo | None, dist.ProcessGroup
 
 
 def current() -> Shared:
-    """That of the default group there is. Raises ConfigError if it was destroyed."""
+    """Return the state of the current default group. Raises ConfigError if it was destroyed."""
     if _shared is None:
         raise ConfigError("a sub-group of an emulated world that was destroyed")
     return _shared
 
 
 def _who_is_real(settings: PeerSettings, rank: int, size: int) -> tuple[int, tuple[int, ...]]:
-    """This process's rank in the world, and all real ones. `size`: what torch was told; either the number of processes
-    (torchrun) or that of the world's ranks (our launcher)."""
+    """Return this process's rank in the world, and all real ranks. `size`: torch's world size, either the number of
+    processes (torchrun) or that of the world's ranks (`launch.py`)."""
     real = settings.real or tuple(range(min(size, settings.world)))
     if size == settings.world and rank in real:
         return rank, real
@@ -126,7 +127,8 @@ def _who_is_real(settings: PeerSettings, rank: int, size: int) -> tuple[int, tup
 
 
 def gloo_of(options: GroupOptions, real: tuple[int, ...], place: int) -> tuple[Gloo | None, dist.ProcessGroup]:
-    """Gloo among the real ranks, None for a single one; and an ordinary group around it, which torch asks for names."""
+    """Return a Gloo group of the real ranks, None for a single one; and an ordinary group around it, which torch
+    queries for names."""
     store = options.store if len(real) > 1 else dist.HashStore()
     store = own_part(store, place, len(real), options.timeout).unsealed()
     wrapper = dist.ProcessGroup(store, place, len(real))
@@ -137,7 +139,7 @@ def gloo_of(options: GroupOptions, real: tuple[int, ...], place: int) -> tuple[G
 
 
 def more_gloo(options: GroupOptions, real: int, place: int) -> Gloo | None:
-    """Another one among the real ranks of a group, for collectives in an order of their own."""
+    """Return another Gloo group of a group's real ranks, for collectives with an independent order."""
     if real == 1:
         return None
     store = own_part(dist.PrefixStore("copies/", options.store), place, real, options.timeout).unsealed()
@@ -146,14 +148,15 @@ def more_gloo(options: GroupOptions, real: int, place: int) -> Gloo | None:
 
 
 def _gloo(store: dist.Store, place: int, real: int, timeout: timedelta) -> Any:
-    """Torch's Gloo among `real` ranks; its stub lacks what makes it a `Gloo`."""
+    """Return torch's Gloo group of `real` ranks; its stub lacks the interface of `Gloo`."""
     gloo = dist.ProcessGroupGloo(store, place, real, timeout)
     gloo._set_sequence_number_for_group()
     return gloo
 
 
 def _agree_on_origin(gloo: Gloo, settings: PeerSettings) -> float:
-    """When the common clock began, by this machine's. Raises ConfigError where it could have no meaning."""
+    """Return the origin of the common clock, in this machine's time. Raises ConfigError if the real ranks share no
+    clock."""
     boot = int(_BOOT_ID.read_text()[:8], 16)
     mine = torch.tensor([time.monotonic(), float(boot)], dtype=torch.float64)
     first = mine.clone()

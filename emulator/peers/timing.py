@@ -1,7 +1,7 @@
-"""When collectives begin and end for this rank and for absent ones, computed in this rank's process. The absent ranks
+"""Start and end times of collectives for this rank and for absent ones, computed in this rank's process. Absent ranks
 run the same program as this one, each at its own pace: where this rank computes d seconds, rank p computes d times its
-pace; where this one waits for a collective, they do. A collective begins when its last member has come and the
-communicator is done with the one before; `emulator.jobs.replay` makes the same of the program as a graph.
+pace; where this rank waits for a collective, so do they. A collective begins when its last member has arrived and the
+communicator's previous collective has ended; `emulator.jobs.replay` gives the same times for the program as a graph.
 """
 
 from dataclasses import dataclass
@@ -9,58 +9,60 @@ from dataclasses import dataclass
 import numpy as np
 
 OWN = 0
-"""This rank's place in the arrays; absent ranks follow."""
+"""Index of this rank in the arrays; absent ranks follow."""
 
 
 class Progress:
-    """How far this rank and the absent ones have come. Arrays (1 + absent,): this rank first."""
+    """Current time of this rank and the absent ones. Arrays (1 + absent,): this rank first."""
 
     def __init__(self, rank: int, absent: np.ndarray, pace: np.ndarray):
-        """`pace`: float64 (1 + absent,), over that of this machine times the scale of all; of this rank 1."""
+        """`pace`: float64 (1 + absent,), compute time relative to this rank's; 1 for this rank."""
         self.ranks = np.concatenate([[rank], absent]).astype(np.int64)
         self.pace = np.asarray(pace, np.float64)
         self.at_s = np.zeros(len(self.ranks))
         self.draw = np.ones(len(self.ranks))
-        """Noise on the pace, for this iteration."""
+        """Noise factor on the pace, for this iteration."""
 
     def compute(self, seconds: float) -> None:
-        """This rank computed for so long."""
+        """Advance all ranks by compute time, `seconds` on this rank."""
         self.at_s += seconds * self.pace * self.draw
 
     def wait(self, end_s: np.ndarray) -> None:
-        """All wait for what ends at `end_s` (1 + absent,) for each of them."""
+        """Advance each rank to `end_s` (1 + absent,), if later."""
         np.maximum(self.at_s, end_s, out=self.at_s)
 
 
 @dataclass(frozen=True)
 class CollectiveTimes:
-    """When one collective began and ended."""
+    """Start and end of a collective."""
 
     came_s: float
-    """When this rank was ready and its communicator free."""
+    """Time at which this rank was ready and its communicator free."""
     start_s: float
-    """When the last member was."""
+    """Time at which the last member was ready."""
     end_s: np.ndarray
-    """(1 + absent,): when it was over for each rank."""
+    """(1 + absent,): end for each rank."""
 
 
 class CommunicatorTimes:
-    """A communicator: one collective after the other."""
+    """Times of a communicator, which runs one collective after the other."""
 
     def __init__(self, progress: Progress, members: np.ndarray, speaks_for: np.ndarray):
-        """bool (1 + absent,) both. `members`: of the group. `speaks_for`: whose arrival this process decides; where
-        several ranks are real, each plays a share of the absent ones."""
+        """Both bool (1 + absent,). `members`: of the group. `speaks_for`: ranks whose arrival this process determines;
+        several real ranks divide the absent ones among them."""
         self._members = members
         self._speaks_for = members & speaks_for
         self._free_s = np.zeros(len(progress.ranks))
 
     def arrive(self, at_s: np.ndarray) -> tuple[np.ndarray, float]:
-        """Ranks come at `at_s`. Returns when each is ready for it, and the last of those this process speaks for."""
+        """Add arrivals at `at_s`. Return when each rank is ready, and the last of those that this process
+        determines."""
         ready_s = np.maximum(at_s, self._free_s)
         return ready_s, float(ready_s[self._speaks_for].max())
 
     def complete(self, ready_s: np.ndarray, last_s: float, seconds: float) -> CollectiveTimes:
-        """It takes `seconds` from `last_s` on. Ranks outside the group have groups of their own that do the same."""
+        """Complete a collective that takes `seconds` from `last_s` on. Ranks outside the group have equivalent
+        groups."""
         end_s = ready_s + seconds
         end_s[self._members] = last_s + seconds
         self._free_s = end_s
@@ -68,7 +70,7 @@ class CommunicatorTimes:
 
 
 def blocked(from_s: float, times: list[CollectiveTimes]) -> tuple[float, float]:
-    """Of a wait from `from_s` on for all of `times`: seconds (in their transfers, until other ranks had come)."""
+    """Split a wait from `from_s` for all of `times` into seconds (of transfer, of waiting for other ranks)."""
     transfer_s = peers_s = 0.0
     at_s = from_s
     for each in sorted(times, key=lambda each: each.end_s[OWN]):

@@ -1,5 +1,6 @@
-"""What absent ranks contribute to a collective, so that losses stay sane. Floating-point tensors follow the mode of
-`PeerSettings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) stay this rank's own.
+"""Values that absent ranks contribute to a collective, such that losses stay plausible. Floating-point tensors follow
+the mode of `PeerSettings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) are this rank's
+own.
 """
 
 import math
@@ -12,21 +13,22 @@ from switchml.errors import ConfigError
 
 Op = dist.ReduceOp
 Reduction = dist.ReduceOp | dist.ReduceOp.RedOpType
-"""Torch gives either."""
+"""Reduction operation; torch passes either type."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """`mode`: "own", "noise" or "zeros". `noise`: standard deviation over root mean square."""
+    """Generates contributions. `mode`: "own", "noise" or "zeros". `noise`: standard deviation relative to the root mean
+    square."""
 
     mode: str
     noise: float = 0.1
     seed: int = 0
 
     def reduce(self, tensor: torch.Tensor, op: Reduction, real: int, absent: int, draw: int) -> None:
-        """In place: `tensor` is the reduction over `real` ranks (their sum, where `op` is the mean), and becomes that
-        over all. Absent ranks contribute the mean of the real ones, which is exact for one real rank in a world of a
-        power of two. `draw` numbers the collective: all real ranks draw the same noise."""
+        """Extend a reduction in place: `tensor` is the reduction over `real` ranks (their sum, if `op` is the mean),
+        and becomes that over all. Absent ranks contribute the mean of the real ones, which is exact for one real rank
+        in a world whose size is a power of two. `draw` numbers the collective: all real ranks draw the same noise."""
         world = real + absent
         mode = self.mode if tensor.is_floating_point() or tensor.is_complex() else "own"
         if not absent or not tensor.numel():
@@ -54,7 +56,7 @@ class Values:
                 _divide(tensor, world)
             return
         if mode == "noise":
-            # The sum of `absent` independent noises is one of that many times the variance.
+            # The sum of `absent` independent noises has that many times the variance.
             spread = self.noise * float(_rms(tensor)) / real * absent**0.5
             noise = self._normal(tensor, draw, 0) * spread
         if is_mean:
@@ -69,7 +71,7 @@ class Values:
             tensor.add_(noise / world if is_mean else noise)
 
     def instead_of(self, rank: int, tensor: torch.Tensor, out: torch.Tensor, draw: int) -> None:
-        """Fill `out` with what absent `rank` sends where a real one sends `tensor`, repeated or cut to its size."""
+        """Fill `out` with the data from absent `rank` where a real one sends `tensor`, repeated or cut to its size."""
         if not out.numel():
             return
         if tensor.numel():

@@ -1,4 +1,4 @@
-"""What torch's callers get for the collectives of emulated peers: handles that move the world's clock on."""
+"""Work handles returned to torch for collectives of emulated peers; waiting for them advances the world's clock."""
 
 from datetime import timedelta
 
@@ -10,7 +10,7 @@ from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, CallbackThreads
 
 
 class PeersWork(AllReduceWork):
-    """The handle of one collective. Whoever waits for it moves the world's clock on to its end."""
+    """Handle of one collective. Waiting for it advances the world's clock to its end."""
 
     def __init__(self, world: World, tensors: list[torch.Tensor], callbacks: CallbackThreads):
         super().__init__(tensors, 1, callbacks)
@@ -18,23 +18,24 @@ class PeersWork(AllReduceWork):
         self._world = world
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Block until it would be done on the cluster, or jump there, and return True; raise what went wrong."""
+        """Block until the collective would be done on the cluster, or jump there, and return True; raise its error if
+        it failed."""
         self._world.wait([self], lambda: self.block(timeout))
         return True
 
     def block(self, timeout: timedelta = NO_TIMEOUT) -> None:
-        """Wait for it on this machine only."""
+        """Wait until the collective is done on this machine, without advancing the clock."""
         super().wait(timeout)
 
     def is_completed(self) -> bool:
-        """Whether it would be by now, on the cluster."""
+        """Return whether the collective would be done by now on the cluster."""
         if not super().is_completed():
             return False
         times = self.call.times if self.call is not None else None
         return times is None or self._world.clock.now_s() >= times.end_s[0]
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the list of tensors. Always the same one."""
+        """Return a future of the list of tensors, always the same object."""
         is_first = not self.has_future()
         future = super().get_future()
         if is_first:
@@ -43,7 +44,7 @@ class PeersWork(AllReduceWork):
 
 
 class PeersWorks(Work):
-    """Several works as one."""
+    """Combines several works."""
 
     def __init__(self, works: list[PeersWork]):
         super().__init__()

@@ -1,5 +1,5 @@
-"""The emulated world as one process sees it: its clock, how far each rank has come, the communicators on which
-collectives follow one another, and what became of the script's time.
+"""The emulated world in one process: its clock, the progress of each rank, the communicators on which collectives are
+serialized, and the accounting of the script's time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from emulator.peers.timing import OWN, CollectiveTimes, CommunicatorTimes, Progr
 
 
 class Costs:
-    """What collectives cost by `emulator.cluster`, each worked out once. Rank r is accelerator r of the cluster, whose
-    nodes are filled one after the other."""
+    """Costs of collectives by `emulator.cluster`, cached. Rank r is accelerator r of the cluster, whose nodes are
+    filled in order."""
 
     def __init__(self, settings: PeerSettings):
         cluster = settings.machine()
@@ -39,34 +39,35 @@ class Costs:
             return cost(cluster, operation, size_bytes, where, *network).seconds
 
         self.seconds = seconds
-        """`operation` is one of `emulator.cluster.collectives.OPERATIONS`, its size counted as there."""
+        """Return the duration of a collective. `operation` is one of `emulator.cluster.collectives.OPERATIONS`, its
+        size counted as there."""
 
 
 class Handle(Protocol):
-    """What the script got for a collective, as far as the world knows it (`work.PeersWork`)."""
+    """The script's handle of a collective, as used by the world (`work.PeersWork`)."""
 
     call: CollectiveRecord | None
 
     def block(self) -> None:
-        """Wait for it on this machine only."""
+        """Wait until the collective is done on this machine."""
 
     def part_done(self, error: BaseException | None) -> None:
-        """It is done, or failed."""
+        """Mark the collective as done, or failed."""
 
 
 @dataclass
 class Iteration:
-    """From the end of one optimizer step to the end of the next, of this rank. Seconds of its clock."""
+    """An iteration of this rank, from the end of one optimizer step to the end of the next. Seconds of its clock."""
 
     start_s: float
     end_s: float = 0.0
     compute_s: float = 0.0
     communication_s: float = 0.0
-    """Exposed: the script waited for transfers."""
+    """Exposed communication: the script waited for transfers."""
     waiting_s: float = 0.0
-    """The script waited for ranks that came late."""
+    """Time that the script waited for late ranks."""
     late_s: float = 0.0
-    """In wall-clock time: this machine was later than the cluster would have been."""
+    """In wall-clock time: delay of this machine relative to the cluster."""
 
     @property
     def seconds(self) -> float:
@@ -75,7 +76,7 @@ class Iteration:
 
 @dataclass
 class Used:
-    """How often a collective was called, its bytes, and the seconds of its transfers."""
+    """Number of calls of a collective, its bytes, and seconds of its transfers."""
 
     calls: int = 0
     bytes: float = 0.0
@@ -84,7 +85,7 @@ class Used:
 
 @dataclass
 class CollectiveRecord:
-    """One collective of this rank. `at_s` (1 + absent,): when each rank came to it; `act` sees to its values."""
+    """A collective of this rank. `at_s` (1 + absent,): arrival of each rank; `act` exchanges its values."""
 
     name: str
     seconds: float
@@ -96,7 +97,7 @@ class CollectiveRecord:
 
 
 class World:
-    """`rank`: of this process; `real`: all real ones."""
+    """The world. `rank`: of this process; `real`: all real ranks."""
 
     def __init__(self, settings: PeerSettings, rank: int, real: tuple[int, ...], origin_s: float | None = None):
         self.settings, self.rank, self.real = settings, rank, real
@@ -115,16 +116,17 @@ class World:
         self._current = Iteration(self.clock.now_s())
         self._lock = threading.RLock()
         self._waiting = 0
-        # Somebody has their futures and has not waited for them yet, as far as we know.
+        # Works with a requested future that have not been waited for, as far as is known.
         self._unawaited: list[Handle] = []
         self._is_queued = False
         self._draw()
 
-    # What the script does
+    # The script's calls
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """The script is in a call: what it computed until here counts; in virtual time, what the call takes doesn't."""
+        """Enter a call of the script: its time until here counts as compute; in virtual time, the call itself takes
+        none."""
         with self._lock:
             self._lap()
             try:
@@ -136,7 +138,7 @@ class World:
     def submit(
         self, line: Communicator, name: str, operation: str, size_bytes: float, work: Handle, act: Callable[[], None]
     ) -> None:
-        """A collective of `line`'s ranks: `operation` and `size_bytes` as `Costs.seconds` takes them."""
+        """Submit a collective of `line`'s ranks: `operation` and `size_bytes` as in `Costs.seconds`."""
         with self.called():
             seconds = self.costs.seconds(operation, size_bytes, line.ranks)
             call = CollectiveRecord(name, seconds, act, work, self.progress.at_s.copy())
@@ -147,7 +149,7 @@ class World:
             line.submit(call)
 
     def wait(self, works: list[Handle], block: Callable[[], None]) -> None:
-        """The script waits for `works`; `block` returns when all of them are done here."""
+        """Wait for `works`; `block` returns when all of them are done on this machine."""
         with self._lock:
             self._lap()
             from_s = float(self.progress.at_s[OWN])
@@ -178,7 +180,7 @@ class World:
         self._current.late_s += self.clock.at_s - max(from_s, float(end_s[OWN]))
 
     def step(self) -> None:
-        """An iteration is over."""
+        """End an iteration."""
         self._await_all()
         with self.called():
             now_s = float(self.progress.at_s[OWN])
@@ -186,11 +188,12 @@ class World:
             self.iterations.append(self._current)
             self._current = Iteration(now_s)
             self.last_program, self.program = self.program, Program()
-            self._is_queued = False  # a backward pass that failed has not called us
+            self._is_queued = False  # a failed backward pass does not run its callback
             self._draw()
 
     def future_requested(self, work: Handle) -> None:
-        """Someone will wait for `work` unseen. In a backward pass that is DDP, at its end: so do we, just before."""
+        """Record that `work` will be waited for invisibly. In a backward pass that is DDP, at its end: wait just
+        before."""
         import torch
 
         with self._lock:
@@ -200,7 +203,7 @@ class World:
             try:
                 torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
                 self._is_queued = True
-            except RuntimeError:  # no backward pass is under way
+            except RuntimeError:  # no backward pass is running
                 pass
 
     def _backward_ended(self) -> None:
@@ -228,7 +231,7 @@ class World:
         self.progress.at_s[OWN] = self.clock.at_s
 
     def _draw(self) -> None:
-        """The absent ranks' luck in the coming iteration; all processes draw the same."""
+        """Draw the absent ranks' jitter of the next iteration, equal in all processes."""
         if not self.settings.jitter:
             return
         sigma = np.sqrt(np.log1p(self.settings.jitter**2))
@@ -240,8 +243,8 @@ class World:
 
 @dataclass
 class Communicator:
-    """Collectives of one group (or transfers from one rank to another) one after the other. `agree`: the last arrival
-    over all real ranks, given the last one of this process's; None where no other is real."""
+    """Serializes collectives of one group (or transfers from one rank to another). `agree`: maps the last arrival in
+    this process to the last one over all real ranks; None where no other rank is real."""
 
     world: World
     ranks: tuple[int, ...]
@@ -252,13 +255,13 @@ class Communicator:
 
     def __post_init__(self) -> None:
         progress, real = self.world.progress, [rank for rank in self.ranks if rank in self.world.real]
-        # Each real member speaks for its share of the absent ones.
+        # Each real member determines the arrivals of its share of the absent ones.
         share = np.arange(len(progress.ranks) - 1) % len(real) == real.index(self.world.rank)
         speaks_for = np.concatenate([[True], share])
         self._line = CommunicatorTimes(progress, np.isin(progress.ranks, self.ranks), speaks_for)
 
     def submit(self, call: CollectiveRecord) -> None:
-        """Carry it out: at once where nobody has to be waited for, else on a thread of its own."""
+        """Run a collective: at once if no other rank must be waited for, else on a separate thread."""
         if self.agree is None and self.world.clock.is_virtual:
             self._carry_out(call)
             return
@@ -268,7 +271,7 @@ class Communicator:
         self._calls.put(call)
 
     def close(self) -> None:
-        """End the thread, once it has done what was submitted."""
+        """End the thread after all submitted collectives."""
         if self._calls is not None:
             self._calls.put(None)
 

@@ -1,9 +1,9 @@
-"""What a real job did, as its profilers saw it.
+"""Traces of real jobs, recorded by profilers.
 
-Files go in: `readers/` has one module a format, each of which returns a `RankTrace` (events.py) for a rank. `join.py`
-makes one graph of all ranks of them (`Joined`, joined.py; where to begin reading), whose replay is the traced job.
-`whatif/` has one change to that graph a file, `diagnosis/` says why the job is slow, `optimizer/` searches for better
-settings, `writers/` write a trace in other tools' formats.
+`readers/` has one module for each file format, which returns a `RankTrace` (events.py) per rank. `join.py` combines all
+ranks into one graph (`Joined`, joined.py; start reading there), whose replay reproduces the traced job. `whatif/` has
+one module for each kind of change to that graph, `diagnosis/` finds why the job is slow, `optimizer/` searches for
+better settings, `writers/` write traces in other tools' formats.
 """
 
 from switchml import lazy

@@ -1,15 +1,16 @@
-"""Clocks of machines, aligned by the traces themselves: what to add to each host's clock so that no effect comes before
-its cause. It follows from:
+"""Aligns the clocks of machines from their traces: computes the offset of each host's clock such that no effect comes
+before its cause. Sources:
 
-- messages that were recorded at both ends: the least difference between arriving and leaving, both ways; the truth lies
-  in the middle, as in NTP (RFC 5905). A capture's ranks ping rank 0 (host_agent/profile/clocks.py). Packets count, too:
-  a result that a rank received contains what every other had sent before,
+- messages recorded at both ends: the least difference between arrival and departure, in both directions; the true
+offset is estimated as the middle, as in NTP (RFC 5905). A capture's ranks ping rank 0 (host_agent/profile/clocks.py).
+Packets count, too: a result that a rank received depends on what all others had sent before,
 - sends and receives: a receive can't end before its send began (dPRO, MLSys 2022, section 4.1),
-- collectives: no rank ends before the last one began, a middle between both ways for each message size; and all end at
-  nearly the same time, so the median difference of ends is that of clocks. The scatter of the samples weighs the two.
+- collectives: no rank ends before the last one began, which gives a middle between both directions for each message
+size; and all end at nearly the same time, so the median difference of ends is that of clocks. The scatter of the
+samples determines their weights.
 
-All of it is one linear program: causality as constraints, the differences as a sum of absolute values, each over its
-error. Clocks that drift get a rate of their own where the trace is long enough.
+All of it is one linear program: causality as constraints, the differences as a sum of absolute values, each divided by
+its error. In sufficiently long traces, clocks also have a drift rate.
 """
 
 from collections import defaultdict
@@ -26,48 +27,51 @@ from emulator.traces.readers.tables import Numbers
 from switchml.errors import TraceError
 
 LEAST_DRIFT_S = 20.0
-"""Shorter traces do not show how fast clocks drift: at 50 ppm that is a millisecond."""
+"""Shorter traces do not show clock drift: at 50 ppm that is a millisecond."""
 WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
-"""Of a second by which causality is broken, over one by which ends differ."""
+"""Cost per second of violated causality, relative to a second of difference between ends."""
 MOST_TRANSFERS = 2000
 MIDDLE_ERROR = 1 / 6
-"""How far off the middle between two bounds is, over how far apart these are: as seen in captures on one machine."""
+"""Error of the middle between two bounds, relative to their distance: as observed in captures on one machine."""
 LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 5e-4
-"""No difference of clocks is known better than that: from messages; from spans of collectives, whose threads wake up
-later on one host than on another, however many there are."""
+"""Lower limits of the errors of clock differences: from messages; from spans of collectives, whose threads wake up
+systematically later on some hosts."""
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """The result of `align`."""
+    """Result of `align`."""
 
     offset_s: np.ndarray
     """float64 (ranks,): to be added to a trace's clock; 0 for the first host."""
     drift: np.ndarray
-    """float64 (ranks,): seconds that must be added for each second since `since_s`."""
+    """float64 (ranks,): additional seconds for each second since `since_s`."""
     since_s: float = 0.0
-    """On the first trace's clock, from its epoch."""
+    """Reference time of the drift on the first trace's clock, from its epoch."""
     error_s: float = 0.0
-    """About how far off the least certain pair of clocks may be."""
+    """Approximate error of the least certain pair of clocks."""
     assumptions: list[str] = field(default_factory=list)
 
     def shift_s(self, traces: Sequence[RankTrace], at_s: Sequence[float]) -> np.ndarray:
-        """float64 (ranks,): what to add to times of each trace near `at_s` (its own), to get the first one's clock."""
+        """Return the offsets, float64 (ranks,), to add to times of each trace near `at_s` (in its own clock) to convert
+        them to the first one's clock."""
         base_s = epochs_s(traces)
         at = np.asarray(at_s, np.float64) + base_s - self.since_s
         return base_s + self.offset_s + self.drift * at
 
 
 def epochs_s(traces: Sequence[RankTrace]) -> np.ndarray:
-    """float64 (ranks,): each trace's epoch from the first one's; where files lack it, iterations begin together."""
+    """Return each trace's epoch relative to the first one's, float64 (ranks,); if files lack it, iterations are assumed
+    to begin together."""
     if all(trace.epoch_s for trace in traces):
         return np.array([trace.epoch_s - traces[0].epoch_s for trace in traces])
     return np.array([traces[0].steps[0, 0] - trace.steps[0, 0] for trace in traces])
 
 
 def align(traces: Sequence[RankTrace]) -> Clocks:
-    """Offsets of `traces`, sorted by rank; one for each host. Raises TraceError if the program has no solution."""
+    """Return the clock offsets of `traces`, sorted by rank; one for each host. Raises TraceError if the program has no
+    solution."""
     hosts = _hosts(traces)
     count = int(hosts.max()) + 1
     none = Clocks(np.zeros(len(traces)), np.zeros(len(traces)))
@@ -88,21 +92,21 @@ def align(traces: Sequence[RankTrace]) -> Clocks:
 
 
 def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
-    """int64 (ranks,): each trace's clock, from 0."""
+    """Return the clock number of each trace, from 0, int64 (ranks,)."""
     numbers = Numbers()
     return np.array([numbers[trace.host or f"rank {trace.rank}"] for trace in traces])
 
 
 @dataclass
 class _Observations:
-    """Of clocks a and b."""
+    """Observations of differences between clocks a and b."""
 
     differences: list[tuple[int, int, float, float, float]] = field(default_factory=list)
     """(a, b, at, value, error): an estimate of θ_a − θ_b."""
     bounds: list[tuple[int, int, float, float]] = field(default_factory=list)
-    """(a, b, at, most)."""
+    """(a, b, at, upper bound)."""
     errors_s: list[float] = field(default_factory=list)
-    """Of each pair of hosts with observations."""
+    """Error for each pair of hosts with observations."""
 
 
 def _observe_messages(
@@ -114,7 +118,7 @@ def _observe_messages(
             continue
         a, b, errors_s = int(hosts[i]), int(hosts[j]), []
         for there, back in both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
-            # came at j − left at i ≥ θ_i − θ_j, and the other way round.
+            # arrived at j − left at i ≥ θ_i − θ_j, and vice versa.
             observations.bounds += [(a, b, there.at_s, there.elapsed_s), (b, a, back.at_s, back.elapsed_s)]
             errors_s.append(max(abs(there.elapsed_s + back.elapsed_s) * MIDDLE_ERROR, LEAST_ERROR_S))
             at_s = (there.at_s + back.at_s) / 2
@@ -157,7 +161,8 @@ def _observe_transfers(
 
 
 def _observe_pair(observations: _Observations, a: int, b: int, rows: np.ndarray) -> float:
-    """The error of what two hosts' collectives show; rows (size, begun at a, done at a, begun at b, done at b)."""
+    """Add estimates from the collectives of two hosts and return their error; rows (size, begun at a, done at a, begun
+    at b, done at b)."""
     size, begun_a, done_a, begun_b, done_b = rows.T
     if np.ptp(done_a) >= LEAST_DRIFT_S:
         ends_s = done_b - done_a
@@ -180,7 +185,7 @@ def _observe_pair(observations: _Observations, a: int, b: int, rows: np.ndarray)
 
 
 def _error_of_median_s(values_s: np.ndarray) -> float:
-    """Standard error, from the median deviation; with one value, that value could be anything."""
+    """Return the standard error, from the median deviation; a single value has a nominal error of 1 ms."""
     deviation_s = float(np.median(np.abs(values_s - np.median(values_s))))
     if len(values_s) < 2:
         return 1e-3
@@ -190,7 +195,7 @@ def _error_of_median_s(values_s: np.ndarray) -> float:
 def _solve(
     observations: _Observations, count: int, since_s: float, *, with_drift: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float64 (hosts,) each: offsets and rates. A variable for each θ, rate, absolute difference and slack."""
+    """Return offsets and rates, float64 (hosts,) each. Variables: each θ, rate, absolute difference and slack."""
     from scipy.optimize import linprog
     from scipy.sparse import bmat, coo_matrix, diags, eye, hstack
 
@@ -198,7 +203,7 @@ def _solve(
     *bounds, at_most = np.array(observations.bounds, np.float64).reshape(-1, 4).T
 
     def clocks(a: np.ndarray, b: np.ndarray, at_s: np.ndarray) -> Any:
-        """Rows of θ_a − θ_b at a time."""
+        """Return rows of θ_a − θ_b at given times."""
         row, sign = np.arange(len(a)), np.ones(len(a))
         pairs = coo_matrix((np.r_[sign, -sign], (np.r_[row, row], np.r_[a, b].astype(int))), (len(a), count))
         return hstack([pairs, diags(at_s - since_s) @ pairs])
@@ -220,25 +225,26 @@ def _solve(
 
 
 class Ends(NamedTuple):
-    """One rank's ends of messages that were recorded at both, each by its own rank's clock: pings, and packets of our
-    own transport, whose results arrive after the other ranks have sent their parts. Sorted by message, each of which is
-    there once."""
+    """One rank's ends of messages that were recorded at both ends, by its own clock: pings, and packets of the switchml
+    transport, whose results arrive after the other ranks have sent their parts. Sorted by message, without duplicates.
+    """
 
-    sent: np.ndarray  # int64 (messages,): numbers, the same for all ranks
-    sent_s: np.ndarray  # float64 (messages,): when it was about to leave
+    sent: np.ndarray  # int64 (messages,): message numbers, the same for all ranks
+    sent_s: np.ndarray  # float64 (messages,): time just before departure
     came: np.ndarray
     came_s: np.ndarray
 
 
 class Least(NamedTuple):
-    """The quickest message from one rank to another, as their clocks say."""
+    """The fastest message from one rank to another, by their clocks."""
 
     at_s: float
     elapsed_s: float
 
 
 def message_ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, Ends]:
-    """Place of a trace → its ends, for traces that have any. `base_s`: added to each trace's times."""
+    """Return the message ends by index of the trace, for traces that have any. `base_s`: added to each trace's
+    times."""
     wires = [trace.wire for trace in traces if trace.wire is not None and len(trace.wire)]
     width = [1 + max((int(getattr(wire, name).max()) for wire in wires), default=0) for name in _TRANSACTION]
     by_trace = {}
@@ -250,7 +256,7 @@ def message_ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, E
 
 
 def _pairs(ranks: list[int]) -> Iterator[tuple[int, int]]:
-    """Each rank with the first, which all ping; and with the one before it."""
+    """Yield each rank with the first, which all ping, and with the preceding one."""
     for place, rank in enumerate(ranks[1:], start=1):
         yield ranks[0], rank
         if place > 1:
@@ -258,7 +264,7 @@ def _pairs(ranks: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def both_ways(one: Ends, other: Ends, window_s: float) -> list[tuple[Least, Least]]:
-    """The quickest messages from one rank to the other and back, in each window of time that has both."""
+    """Return the fastest messages between two ranks in both directions, for each time window with both."""
     there, back = _took(one, other), _took(other, one)
     if not len(there[0]) or not len(back[0]):
         return []
@@ -271,8 +277,8 @@ _TRANSACTION = ("job", "tensor", "chunk", "version")
 
 
 def _ends(trace: RankTrace, is_sent: bool, width: list[int], base_s: float) -> tuple[np.ndarray, np.ndarray]:
-    """What was sent, or what came: numbers of messages, of pings below 0; and times. Without transactions that were
-    repeated: nothing says which end belongs to which."""
+    """Return numbers (of pings: below 0) and times of sent or received messages, without retransmitted transactions,
+    whose ends can't be matched."""
     keys, times_s = [np.empty(0, np.int64)], [np.empty(0)]
     if trace.pings is not None:
         mine = trace.pings.is_sent == is_sent
@@ -290,13 +296,13 @@ def _ends(trace: RankTrace, is_sent: bool, width: list[int], base_s: float) -> t
 
 
 def _took(source: Ends, target: Ends) -> tuple[np.ndarray, np.ndarray]:
-    """When messages left, and how long they took, by two clocks."""
+    """Return departure times and durations of messages, by two clocks."""
     _, left, came = np.intersect1d(source.sent, target.came, assume_unique=True, return_indices=True)
     return source.sent_s[left], target.came_s[came] - source.sent_s[left]
 
 
 def _least(left_s: np.ndarray, elapsed_s: np.ndarray, first_s: float, window_s: float) -> dict[int, Least]:
-    """Window → its quickest."""
+    """Return the fastest message of each window."""
     window = ((left_s - first_s) // window_s).astype(int)
     order = np.lexsort((elapsed_s, window))
     windows, quickest = np.unique(window[order], return_index=True)

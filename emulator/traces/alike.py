@@ -1,6 +1,6 @@
-"""What iterations have in common. Most differ in a few calls, such as an allocator's polls. Where nearly all segments
-are the same, in the same order on each lane, an iteration counts as typical: what only it has becomes gaps, and what it
-lacks took no time.
+"""Similarity of iterations. Most differ in a few calls, such as an allocator's polls. An iteration in which nearly all
+segments are the same, in the same order on each lane, counts as typical: its additional segments become gaps, and
+missing ones have no duration.
 """
 
 import dataclasses
@@ -12,12 +12,12 @@ from emulator.traces.events import LaneKind, What
 from emulator.traces.segments import Segments
 
 MOST_DIFFERENT = 0.05
-"""Of the segments, and of the time that hosts or devices take, for iterations to be alike."""
+"""Maximum share of different segments, and of host or device time, for iterations to count as similar."""
 
 
 def in_place(typical: Segments, other: Segments) -> Segments | None:
-    """When the segments of `typical` were in the iteration of `other`; None where that does other things. What `other`
-    lacks has no length, and stands where the next one on its lane begins."""
+    """Return the segments of `typical` with their times in the iteration of `other`; None if that one differs too much.
+    Segments missing in `other` have no duration, and are placed where the next one on their lane begins."""
     mine, its = typical.signature(), other.signature()
     if np.array_equal(mine, its):
         at = place = np.arange(len(mine))
@@ -40,7 +40,7 @@ def in_place(typical: Segments, other: Segments) -> Segments | None:
 
 
 def _is_most(segments: Segments, common: np.ndarray) -> bool:
-    """Whether what is in common is all communication, and nearly all that hosts and devices do."""
+    """Return whether the common segments include all communication, and nearly all host and device time."""
     rest = np.ones(len(segments), bool)
     rest[common] = False
     if rest.sum() > MOST_DIFFERENT * len(rest) or np.any(rest & (segments.lane_kind == LaneKind.TRANSPORT)):
@@ -54,8 +54,8 @@ def _is_most(segments: Segments, common: np.ndarray) -> bool:
 
 
 def _pairs(first: list[int], second: list[int], what: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """int64 (2, common): places of what both sequences have; `what` and `other` are the `What` of their members. Waits
-    are found first, and all else between them: what is quick may come before a wait or after it."""
+    """Return the indexes of common elements of both sequences, int64 (2, common); `what` and `other` are the `What` of
+    their members. Waits are matched first, then everything between them, as short calls may move across a wait."""
     most = int(2 * MOST_DIFFERENT * max(len(first), len(second)))
     waits, its = np.flatnonzero(what == What.SYNC), np.flatnonzero(other == What.SYNC)
     common = _common([first[one] for one in waits], [second[one] for one in its], most)
@@ -67,8 +67,8 @@ def _pairs(first: list[int], second: list[int], what: np.ndarray, other: np.ndar
 
 
 def _common(first: list[int], second: list[int], most: int) -> np.ndarray:
-    """int64 (common, 2): places of a longest common subsequence; of none where more than `most` members of both are not
-    in it (E. W. Myers, An O(ND) Difference Algorithm, 1986)."""
+    """Return the indexes of a longest common subsequence, int64 (common, 2); empty if more than `most` members of both
+    are not in it (E. W. Myers, An O(ND) Difference Algorithm, 1986)."""
     reach, rounds = {1: 0}, []
     for different in range(most + 1):
         rounds.append(dict(reach))
@@ -84,7 +84,7 @@ def _common(first: list[int], second: list[int], most: int) -> np.ndarray:
 
 
 def _before(reach: dict[int, int], diagonal: int, different: int) -> int:
-    """The diagonal from which one more difference leads furthest."""
+    """Return the diagonal from which one more difference leads furthest."""
     if diagonal == -different or (diagonal < different and reach[diagonal - 1] < reach[diagonal + 1]):
         return diagonal + 1
     return diagonal - 1

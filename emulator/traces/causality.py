@@ -1,9 +1,9 @@
-"""What has to end before what on one rank, besides the order on each lane: the trace's own causes, and those that
-frameworks impose without an event, such as a host thread that waits for a collective and leaves a gap. A host runs
-ahead of its devices: work on a stream waits for its launch and for the stream's earlier work; the host waits where it
-synchronizes, where a copy blocks, and where a launch queue is full (`steps.py`). DistributedDataParallel launches a
-bucket's all-reduce from the hook of its last gradient; after backward it waits for the buckets one by one and copies
-each back, unless gradients are views of it (torch/csrc/distributed/c10d/reducer.cpp, finalize_backward).
+"""Dependencies on one rank, in addition to the order on each lane: the trace's own, and those implied by frameworks
+without an event, such as a host thread's wait for a collective that only leaves a gap. A host runs ahead of its
+devices: work on a stream waits for its launch and for the stream's earlier work; the host waits where it synchronizes,
+where a copy blocks, and where a launch queue is full (`steps.py`). DistributedDataParallel launches a bucket's
+all-reduce from the hook of its last gradient; after backward it waits for the buckets one by one and copies each back,
+unless gradients are views of it (torch/csrc/distributed/c10d/reducer.cpp, finalize_backward).
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from emulator.traces.intervals import TOUCHING_S
 from emulator.traces.segments import Segments
 
 HAND_OVER_S = 20e-6
-"""A host thread that was idle for longer had to wait for something."""
+"""A host thread idle for longer than this was waiting for something."""
 _LAUNCH, _SYNC, _SCOPE = int(What.LAUNCH), int(What.SYNC), int(What.SCOPE)
 _COMMUNICATION = frozenset(map(int, COMMUNICATION))
 _ON_HOST, _ON_DEVICE, _ON_TRANSPORT = int(LaneKind.HOST), int(LaneKind.DEVICE), int(LaneKind.TRANSPORT)
-"""Loops over all causes of a trace look these up: as members of their enumerations they would take most of the time."""
+"""Plain integers for loops over all causes of a trace, where members of enumerations would take most of the time."""
 _NODE = "autograd::engine::evaluate_function"
 _COPY_BACK = "copy_bucket_to_grad"
 _STREAM_WAITS = "StreamWaitEvent"
 
 
 def rank_graph(segments: Segments, transfer: np.ndarray) -> RankGraph:
-    """One rank's dependencies. `transfer`: int64 (segments,), each one's communication, else NO_TRANSFER."""
+    """Return the dependencies of one rank. `transfer`: int64 (segments,), number of each one's communication, else
+    NO_TRANSFER."""
     graph = RankGraph(segments, transfer)
     graph.add_recorded()
     graph.add_hand_overs()
@@ -40,7 +41,7 @@ def rank_graph(segments: Segments, transfer: np.ndarray) -> RankGraph:
 
 
 class RankGraph:
-    """One rank's iteration: segments, and which of them come before which. `rank_graph` makes one."""
+    """Segments of one rank's iteration and their dependencies, built by `rank_graph`."""
 
     def __init__(self, segments: Segments, transfer: np.ndarray) -> None:
         self.trace, self.segments, self.transfer = segments.trace, segments, transfer
@@ -52,18 +53,18 @@ class RankGraph:
         self.order = np.lexsort((segments.start_s, segments.lane))
         self.before, self.after = _neighbours(segments, self.order)
         self.main_lane = self._main_lane()
-        """The host lane with the span of the iteration, else the busiest; of a rank without hosts, its first lane."""
+        """Host lane with the span of the iteration, else the busiest; of a rank without hosts, its first lane."""
         self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
         self.launch_of: dict[int, int] = {}  # communication → the segment that launched it
         self.launcher = np.full(len(segments), NONE, np.int64)
-        """int64 (segments,): the launch of what a device computes or copies, if known; else NONE."""
+        """int64 (segments,): launch of each compute or copy segment on a device, if known; else NONE."""
         self.buckets: list[tuple[int, list[int]]] = []
-        """(communication, its gradients' segments), where gradients are known."""
+        """(communication, segments of its gradients), where gradients are known."""
         self.waiter: dict[int, int] = {}
-        """Communication → the first segment that needs it. One that seems to end after that went on was recorded
-        late."""
+        """Communication → the first segment that needs it. If it seems to end after that segment resumed, its end was
+        recorded late."""
         self.is_wait = self.what == What.SYNC
-        """bool (segments,): those that end with what they wait for: synchronization, launches into a full queue."""
+        """bool (segments,): segments that end with what they wait for: synchronization, launches into a full queue."""
         self._edges: set[tuple[int, int]] = set()
         self._earlier: list[tuple[int, int]] = []
         self._on_lane = np.searchsorted(segments.lane[self.host], np.arange(len(self.trace.lanes) + 1))
@@ -71,39 +72,39 @@ class RankGraph:
             column.tolist() for column in (self.what, self.lane_kind, segments.lane, segments.start_s, segments.end_s)
         )
 
-    # What the passes found
+    # Results
 
     @cached_property
     def pairs(self) -> np.ndarray:
-        """int64 (edges, 2): segments, the first before the second."""
+        """Edges, int64 (edges, 2): the first segment before the second."""
         return np.array(sorted(self._edges), np.int64).reshape(-1, 2)
 
     @cached_property
     def earlier(self) -> np.ndarray:
-        """int64 (waits, 2): segments, and events of earlier iterations on transports and devices that they wait for."""
+        """int64 (waits, 2): segments, and the transport and device events of earlier iterations that they wait for."""
         return np.array(self._earlier, np.int64).reshape(-1, 2)
 
     @cached_property
     def predecessors(self) -> np.ndarray:
-        """`pairs`, and what comes before each segment on its lane."""
+        """`pairs`, and the order of segments on each lane."""
         follows = np.flatnonzero(self.before >= 0)
         return np.concatenate([self.pairs, np.stack([self.before[follows], follows], axis=1)])
 
     def awaited(self, pairs: np.ndarray) -> np.ndarray:
-        """bool (pairs,): of pairs of segments, those whose second one blocks until a device or transport has done the
-        first. What else a segment waits for comes before the gap in front of it."""
+        """Return for pairs of segments whether the second blocks until a device or transport has completed the first,
+        bool (pairs,). Other dependencies of a segment precede the gap before it."""
         return self.is_wait[pairs[:, 1]] & (self.lane_kind[pairs[:, 0]] != LaneKind.HOST)
 
     def is_launch(self, pairs: np.ndarray) -> np.ndarray:
-        """bool (pairs,): of pairs of segments, those of a launch and what it set going on a device."""
+        """Return for pairs of segments whether the first launches the second on a device, bool (pairs,)."""
         return self.launcher[pairs[:, 1]] == pairs[:, 0]
 
     def name(self, segment: int) -> str:
-        """Of the event that a segment belongs to."""
+        """Return the name of a segment's event."""
         return self._name(int(self.segments.event[segment]))
 
     def on_main(self) -> np.ndarray:
-        """int64: the segments of the main lane."""
+        """Return the segments of the main lane, int64."""
         return np.flatnonzero(self.segments.lane == self.main_lane)
 
     def _main_lane(self) -> int:
@@ -117,7 +118,7 @@ class RankGraph:
         duration_s = (segments.end_s - segments.start_s)[self.host]
         return int(np.argmax(np.bincount(segments.lane[self.host], duration_s)))
 
-    # Causes in the trace
+    # Dependencies in the trace
 
     def add_recorded(self) -> None:
         steps, of_event, whats, launch_of = self.segments.steps, self.segments.of_event, self._whats, self.launch_of
@@ -130,7 +131,7 @@ class RankGraph:
             if second is None:
                 continue
             if is_wait:
-                # What a call waits for. Where that is its own copy, it is the second part of it that waits.
+                # An event that a call waits for. If that is its own copy, the second part of the call waits.
                 second = of_event[caused][is_own]
                 self.is_wait[second] = True
             first = self._segment(cause, last=True)
@@ -145,7 +146,7 @@ class RankGraph:
                 if self._start_s[second] < self._end_s[first]:
                     first = int(self.before[first])  # it began before the call returned: the call's start is the cause
             if whats[first] in _COMMUNICATION and self.is_wait[second]:
-                # Done before the wait was, whatever the clock says: under load its thread notes the end late.
+                # It was done before the wait ended, whatever its timestamp: under load the end is recorded late.
                 if self._start_s[first] < self._end_s[second]:
                     self._edges.add((first, second))
                 continue
@@ -155,10 +156,10 @@ class RankGraph:
                 self.launcher[second] = first if is_known else NONE
 
     def _segment(self, event: int, *, last: bool) -> int | None:
-        """Of an event; of a scope the last or first in it."""
+        """Return the segment of an event; for a scope, the last or first in it."""
         segments, events = self.segments, self.trace.events
         if (ends := segments.of_event.get(event)) is not None:
-            # Of a call that blocks, what came of it comes after its first part.
+            # The effects of a blocking call follow its first part.
             is_split = ends[0] != ends[1] and self._whats[ends[1]] == _SYNC and self._whats[ends[0]] == _LAUNCH
             return ends[1] if last and not is_split else ends[0]
         if events.what[event] != _SCOPE or segments.steps.lane_kind[event] != _ON_HOST:
@@ -170,7 +171,7 @@ class RankGraph:
         return (end - 1 if last else begin) if begin < end else None
 
     def _from_earlier(self, cause: int, second: int) -> None:
-        """A cause in an earlier iteration, unless the trace contradicts it."""
+        """Add a dependency on an earlier iteration, unless the trace contradicts it."""
         events, segments = self.trace.events, self.segments
         if segments.steps.lane_kind[cause] == LaneKind.HOST or not 0 <= segments.steps.number[cause] < segments.step:
             return
@@ -179,7 +180,7 @@ class RankGraph:
             self._earlier.append((second, cause))
 
     def _add(self, first: int, second: int) -> None:
-        """An edge, unless the trace contradicts it or the lane's order implies it."""
+        """Add an edge, unless the trace contradicts it or the lane's order implies it."""
         if first < 0 or first == second:
             return
         if self.is_wait[second]:
@@ -196,7 +197,8 @@ class RankGraph:
     # Threads
 
     def add_hand_overs(self) -> None:
-        """A host thread that resumes was woken by the thread that finished last: main by autograd's and back."""
+        """Add edges between host threads: a thread that resumes was woken by the one that finished last, such as main
+        by autograd's and vice versa."""
         lanes = np.unique(self.segments.lane[self.host])
         if len(lanes) < 2:
             return
@@ -220,7 +222,7 @@ class RankGraph:
         return lane == self.main_lane or any(self._node(int(one)) is not None for one in mine[:200])
 
     def _node(self, segment: int) -> int | None:
-        """The outermost autograd node around a segment."""
+        """Return the outermost autograd node around a segment."""
         event = int(self.segments.event[segment])
         nodes = [one for one in (event, *self.trace.events.around(event)) if self._name(one).startswith(_NODE)]
         return nodes[-1] if nodes else None
@@ -231,7 +233,7 @@ class RankGraph:
     # Buckets
 
     def fill_buckets(self) -> None:
-        """Gradients fill the buckets in the order of their launches: by size if sizes add up, else by time."""
+        """Assign gradients to buckets in launch order: by size if sizes add up, else by time."""
         events, segments = self.trace.events, self.segments
         gradients = self.gradients
         launched = [one for one in self.communications.tolist() if self._is_bucket(one)]
@@ -254,7 +256,7 @@ class RankGraph:
             self.buckets.append((bucket, gradients[first:upcoming]))
 
     def _is_bucket(self, communication: int) -> bool:
-        """Whether autograd launched it."""
+        """Return whether autograd launched a communication."""
         if self.what[communication] != What.COLLECTIVE:
             return False
         launch = self.launch_of.get(communication)
@@ -262,13 +264,13 @@ class RankGraph:
             launch = communication
         return launch is not None and self._node(launch) is not None
 
-    # Waits that leave but a gap
+    # Waits visible only as gaps
 
     def add_waits(self) -> None:
         segments = self.segments
         on_device = (self.lane_kind == LaneKind.DEVICE) & ~np.isin(self.what, COMMUNICATION)
         needs = ((self.what == What.SYNC) | on_device).tolist()
-        # Of a copy that its result goes on in, communication is the cause, but no thread has waited for it yet.
+        # Communication is the cause of a copy that carries its result, but no thread has waited for it yet.
         awaited = {first for first, second in self._edges if needs[second] and self.launcher[second] != first}
         in_backward = []
         for one in self.communications.tolist():
@@ -283,7 +285,8 @@ class RankGraph:
             self._after_backward(in_backward)
 
     def _after_call(self, communication: int) -> None:
-        """Launched by the script itself: the thread's next segment, if it is after it, else the end of an idle time."""
+        """Add the wait for communication launched by the script itself: before the thread's next segment, if later,
+        else before the end of an idle time."""
         segments = self.segments
         end_s = segments.end_s[communication]
         one = int(self.after[self.launch_of[communication]])
@@ -313,12 +316,13 @@ class RankGraph:
             if self.lane_kind[one] != LaneKind.DEVICE:
                 self._wait(one, waiter)
             elif (first := self._launched_from(segments.start_s[waiter])) >= 0:
-                # It is not the host that waits but what it launches from then on, unless the trace contradicts.
+                # Not the host waits, but the work it launches from then on, unless the trace contradicts.
                 self._add(one, first)
 
     def _marks(self, communications: list[int], later: list[int]) -> list[tuple[int, int]]:
-        """For each bucket, segments of the host between which it waited for it, the second one included: before copies
-        back; without, before it let a stream wait for the result. None where neither tells."""
+        """Return for each bucket the host segments between which its wait lies (including the second): before its
+        copies back, or, without any, before a stream was made to wait for the result. Empty where neither is visible.
+        """
         copies = [one for one in later if _COPY_BACK in self.name(one)]
         filled = dict(self.buckets)
         counts = [len(filled.get(one, ())) for one in communications]
@@ -332,7 +336,7 @@ class RankGraph:
         return list(zip([later[0], *(int(self.after[end]) for end in ends[:-1])], ends, strict=True))
 
     def _after_longest_pause(self, begin: int, end: int) -> int:
-        """Of what a host thread did from one segment to another, what came after the longest pause."""
+        """Return the segment after the longest pause, among those of a host thread from one segment to another."""
         between = [begin]
         while between[-1] != end:
             between.append(int(self.after[between[-1]]))
@@ -340,14 +344,14 @@ class RankGraph:
         return max(between, key=lambda one: start_s[one] - end_s[self.before[one]])
 
     def _launched_from(self, from_s: float) -> int:
-        """What a host first launches on a device from a time on, communication apart; -1: nothing."""
+        """Return the first segment launched on a device from a time on, excluding communication; -1: none."""
         at_s, works = self._launches
         place = int(np.searchsorted(at_s, from_s))
         return int(works[place]) if place < len(works) else -1
 
     @cached_property
     def _launches(self) -> tuple[np.ndarray, np.ndarray]:
-        """When work on devices was launched, rising, and its segments."""
+        """Launch times of device work, in rising order, and its segments."""
         segments = self.segments
         works = np.flatnonzero((self.lane_kind == LaneKind.DEVICE) & ~np.isin(self.what, COMMUNICATION))
         call = segments.steps.launch[segments.event[works]]
@@ -359,10 +363,10 @@ class RankGraph:
         self.waiter[communication] = waiter
         self._edges.add((communication, waiter))
 
-    # The rest
+    # Remaining
 
     def add_producers(self) -> None:
-        """Communication that nothing produced: what its rank's host had just done."""
+        """Add edges to communication without a dependency: from the last host segment before it."""
         segments = self.segments
         has_one = {second for _, second in self._edges}
         order = self.host[np.argsort(segments.end_s[self.host], kind="stable")]
@@ -378,7 +382,7 @@ class RankGraph:
 
 
 def _neighbours(segments: Segments, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64 (segments,), each: what came before and after on the lane, -1 for nothing."""
+    """Return the preceding and following segment on the lane, int64 (segments,) each, -1 for none."""
     before, after = np.full(len(order), -1, np.int64), np.full(len(order), -1, np.int64)
     same = np.flatnonzero(segments.lane[order][1:] == segments.lane[order][:-1])
     before[order[same + 1]] = order[same]

@@ -1,4 +1,5 @@
-"""Which events of different ranks are one communication: the same group and sequence number, or sender and receiver."""
+"""Matches events of different ranks that are the same communication: equal group and sequence number, or sender and
+receiver."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,31 +15,31 @@ from switchml.errors import TraceError
 
 
 class Key(NamedTuple):
-    """Of a communication: the same on all its members."""
+    """Key of a communication, the same on all its members."""
 
     ranks: tuple[int, ...]
     group: str
     sequence: int
     source: int = NONE
-    """Of a send or receive."""
+    """Sender; for sends and receives, as `destination`."""
     destination: int = NONE
     only: int = NONE
-    """The rank that has it by itself, where groups of that name are not the same on all ranks."""
+    """The only member, if groups of that name differ between ranks."""
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks whose traces may have it."""
+        """Ranks whose traces may contain the communication."""
         return self.ranks if self.only == NONE else (self.only,)
 
     @property
     def group_name(self) -> str:
-        """For people."""
+        """Display name of the group."""
         name = self.group or "all ranks"
         return name if self.only == NONE else f"{name} (rank {self.only})"
 
 
 def key_of(trace: RankTrace, event: int, ambiguous: frozenset[tuple] = frozenset()) -> Key:
-    """Of an event that is a communication. `ambiguous`: as `ambiguous_groups` finds them."""
+    """Return the key of a communication event. `ambiguous`: the result of `ambiguous_groups`."""
     events = trace.events
     group = trace.groups[events.group[event]]
     sequence = int(events.sequence[event])
@@ -51,7 +52,8 @@ def key_of(trace: RankTrace, event: int, ambiguous: frozenset[tuple] = frozenset
 
 
 def ambiguous_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
-    """(ranks, name) of nameless groups in which ranks disagree: several that old traces do not tell apart."""
+    """Return (ranks, name) of unnamed groups in which ranks disagree: several groups that old traces do not
+    distinguish."""
     sizes: dict[tuple, dict[int, tuple[int, float]]] = {}
     ambiguous = set()
     for trace in traces:
@@ -69,9 +71,9 @@ def ambiguous_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
 
 
 def match(cuts: Sequence[Segments], ambiguous: frozenset[tuple]) -> tuple[list[Key], list[np.ndarray], list[str]]:
-    """The communications of one iteration; for each rank, int64 (segments,), which of them a segment is part of; and
-    what had to be assumed. `ambiguous`: as `ambiguous_groups` finds them. Raises TraceError where a rank has no part in
-    one, or members disagree."""
+    """Return the communications of one iteration; for each rank, each segment's communication, int64 (segments,); and
+    the assumptions made. `ambiguous`: the result of `ambiguous_groups`. Raises TraceError if a rank is missing in a
+    communication, or members disagree."""
     transfer = [np.full(len(segments), NO_TRANSFER, np.int64) for segments in cuts]
     number = Numbers()
     members: dict[Key, list[tuple[Segments, int]]] = defaultdict(list)
@@ -101,7 +103,7 @@ def _assumed(members: Mapping[Key, Sequence], traced: int, has_ambiguous: bool) 
 
 
 def _unseen(cuts: Sequence[Segments]) -> list[str]:
-    """Calls of torch.distributed whose work the profiler did not see: a backend's own threads."""
+    """Report calls of torch.distributed whose work the profiler did not record: threads of a backend."""
     unseen = 0
     for segments in cuts:
         trace = segments.trace

@@ -1,5 +1,5 @@
-"""Python's garbage collector, while a trace is read or joined: millions of tuples and lists are made then, none of them
-in a circle, and looking through them again and again takes a quarter of the time.
+"""Pauses Python's garbage collector while a trace is read or joined: this allocates millions of tuples and lists
+without cycles, and repeated collections would take a quarter of the time.
 """
 
 import gc
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No collections, as a context or around a function; memory is given back as usual when nothing refers to it."""
+    """Disable garbage collection, as a context or decorator; reference counting still frees memory."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,5 +1,4 @@
-"""Names in traces: c10d's and NCCL's collectives, data types, and the bytes of a message as `Collective` counts
-them."""
+"""Names in traces: collectives of c10d and NCCL, data types, and message sizes as defined by `Collective`."""
 
 import math
 import re
@@ -11,7 +10,7 @@ _COLLECTIVES = {
     "allreduce": Collective.ALL_REDUCE,
     "reducescatter": Collective.REDUCE_SCATTER,
     "allgather": Collective.ALL_GATHER,
-    "gather": Collective.ALL_GATHER,  # to one rank only; Collective has no such exchange
+    "gather": Collective.ALL_GATHER,  # to one rank only; Collective has no such operation
     "alltoall": Collective.ALL_TO_ALL,
     "broadcast": Collective.BROADCAST,
     "scatter": Collective.BROADCAST,
@@ -33,18 +32,20 @@ ITEM_BYTES = {
 
 
 def collective_of(name: str) -> Collective:
-    """By c10d's or NCCL's name (`_allgather_base`, `ReduceScatter`); NONE for others, such as `wait`."""
+    """Return the collective for c10d's or NCCL's name (`_allgather_base`, `ReduceScatter`); NONE for others, such as
+    `wait`."""
     plain = re.sub(r"[^a-z]", "", name.lower())
     return _COLLECTIVES.get(plain, _COLLECTIVES.get(_ENDING.sub("", plain), Collective.NONE))
 
 
 def item_bytes(dtype: str) -> int:
-    """Of one number of a type as profilers name it (`float`, `c10::BFloat16`, `Long`); 0 where unknown."""
+    """Return the bytes per element of a profiler's type name (`float`, `c10::BFloat16`, `Long`); 0 if unknown."""
     return ITEM_BYTES.get(re.sub(r"c10::|[^a-z0-9]", "", dtype.lower()), 0)
 
 
 def count(shape: Any) -> int:
-    """Elements in a tensor or a list of tensors; 0 for an empty shape, which profilers write for non-tensors too."""
+    """Return the elements of a tensor or a list of tensors; 0 for an empty shape, which profilers also write for
+    non-tensors."""
     if not isinstance(shape, list) or not shape:
         return 0
     if isinstance(shape[0], list):
@@ -53,7 +54,7 @@ def count(shape: Any) -> int:
 
 
 def whole(value: Any, default: int = 0) -> int:
-    """A number that profilers may have written as text; `default` for what is none."""
+    """Convert a number that profilers may have written as text; `default` if it is none."""
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):
@@ -61,7 +62,7 @@ def whole(value: Any, default: int = 0) -> int:
 
 
 def message_bytes(collective: Collective, sent_bytes: float, received_bytes: float, ranks: int) -> float:
-    """From what a rank puts in and gets out (0: unknown) to bytes as `Collective` counts them."""
+    """Convert a rank's input and output bytes (0: unknown) to bytes as defined by `Collective`."""
     if collective == Collective.BARRIER:
         return 0.0
     if collective == Collective.ALL_GATHER:

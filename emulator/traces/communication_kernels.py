@@ -1,4 +1,4 @@
-"""Which kernels communicate, and how: the table of `data/communication.toml`, and a user's own before it."""
+"""Classification of communication kernels: the table of `data/communication.toml`, preceded by a user's own."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _OPERATION = re.compile(
 
 @dataclass(frozen=True)
 class KernelFamily:
-    """A table of the file; which keys there are stands on its top. Raises ConfigError."""
+    """A table of the file; its keys are documented at the top of the file. Raises ConfigError."""
 
     kernels: str
     library: str = ""
@@ -36,17 +36,18 @@ class KernelFamily:
             raise ConfigError(f"collective: unknown {self.collective!r}, expected {', '.join(_KNOWN)}")
 
     def collective_of(self, name: str) -> Collective:
-        """What the kernel of that name does; NONE where only the host says so."""
+        """Return the operation of a kernel; NONE if only the host's event determines it."""
         if self.collective:
             return Collective[self.collective.upper()]
         match = _OPERATION.search(name)
-        # Between all ranks of a group, unless the host says otherwise (`kineto.communication`).
+        # Between all ranks of a group, unless the host's event differs (`kineto.communication`).
         is_exchange = match is not None and match[0].lower() == "sendrecv"
         return Collective.ALL_TO_ALL if is_exchange else collective_of(match[0]) if match else Collective.NONE
 
 
 def family_of(name: str) -> KernelFamily | None:
-    """The family of a communication kernel; None for any other. Raises ConfigError if the user's table is wrong."""
+    """Return the family of a communication kernel; None for others. Raises ConfigError if the user's table is
+    invalid."""
     return _family_of(name, os.environ.get(VARIABLE, ""))
 
 
@@ -65,7 +66,8 @@ def _rules(own: str) -> list[tuple[re.Pattern[str], KernelFamily]]:
 
 @lru_cache(maxsize=1 << 14)
 def without_arguments(name: str) -> str:
-    """A kernel's name without template arguments and parameters, which name what it is given, not what it does."""
+    """Return a kernel's name without template arguments and parameters, which describe its inputs rather than its
+    operation."""
     depth, letters = 0, []
     for character in name.replace("(anonymous namespace)", "anonymous"):
         depth += character in "<("

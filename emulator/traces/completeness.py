@@ -1,4 +1,4 @@
-"""What a trace lacks that it should have, and which notes of a reader every report has to repeat."""
+"""Detects incomplete traces, and lists the reader's notes that every report must repeat."""
 
 import re
 
@@ -7,13 +7,13 @@ import numpy as np
 from emulator.traces.events import LaneKind, RankTrace, What
 
 NOTES = ("ranks", "broken", "dropped", "unpaired", "clock")
-"""Of `RankTrace.about`: what the reader left out, or put right."""
+"""Keys of `RankTrace.about` for what the reader omitted or corrected."""
 _OF_DEVICES = re.compile(r"(nccl|rccl|xccl|hccl)\b")
 _LAUNCHES = re.compile(r"[^:.]*(launch|memcpy|memset)", re.IGNORECASE)
 
 
 def unanswered(trace: RankTrace) -> np.ndarray:
-    """int64: a host's launches of which nothing is in the trace. Those that a graph captures have none either."""
+    """Return a host's launches without an effect in the trace, int64, which includes those captured into a graph."""
     launches = trace.events.what == What.LAUNCH
     launches &= np.array([bool(_LAUNCHES.match(name)) for name in trace.names], bool)[trace.events.name]
     launches[trace.causes[:, 0]] = False
@@ -21,7 +21,8 @@ def unanswered(trace: RankTrace) -> np.ndarray:
 
 
 def lost_device(trace: RankTrace) -> str:
-    """Why a trace is that of a job on an accelerator although nothing in it ran on one; "" where it is not."""
+    """Return why a trace seems to be of a job on an accelerator although it contains no device activity; ""
+    otherwise."""
     if trace.lanes_of(LaneKind.DEVICE):
         return ""
     hint = "profile with ProfilerActivity.CUDA, where CUPTI may record kernels"

@@ -1,5 +1,5 @@
-"""Whether a trace is what `events.py` says: every number that names something within its range, every array as long as
-its table, times that are numbers. All that comes after relies on it, so every reader's result passes through here.
+"""Validates that a trace is as specified in `events.py`: all indexes within range, all arrays as long as their table,
+all times finite. Later steps rely on it, so every reader's result is checked here.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from emulator.traces.limits import LONGEST_S, MOST_BYTES, MOST_RANKS
 from switchml.errors import TraceError
 
 _DTYPES = {Events: "iiiffiiiiifb", Wire: "fiiiiii", Pings: "fib"}
-"""Of the columns in their order: whole numbers, real numbers or truths."""
+"""Types of the columns in order: integer, floating-point or boolean."""
 _KINDS = {"i": "iu", "f": "f", "b": "b"}
 
 
@@ -35,7 +35,7 @@ class _Checks:
             raise TraceError(f"{self.trace.source} is damaged, or not as expected: {what}")
 
     def _within(self, what: str, column: np.ndarray, least: float, most: float) -> None:
-        """That all values are at least `least` and less than `most`; a NaN is not."""
+        """Check that all values are at least `least` and less than `most`; a NaN is not."""
         is_wrong = ~((column >= least) & (column < most))
         if is_wrong.any():
             row = int(np.argwhere(is_wrong)[0, 0])

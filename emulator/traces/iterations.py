@@ -1,5 +1,5 @@
-"""Iterations in sequence, as in a running job, where ranks are late by turns and hosts run ahead. A mean iteration
-hides that: on average the slowest of several ranks is slower than the slowest of their averages.
+"""Consecutive iterations, as in a running job, in which different ranks are late and hosts run ahead. A mean iteration
+hides this: on average the slowest of several ranks is slower than the slowest of their averages.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from switchml.errors import TraceError
 
 
 def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:
-    """One graph in which each rank goes on with the next iteration where it has ended the one before: streams of the
-    same rank and name are one, what waits for an event of an earlier iteration (`Joined.earlier`) waits for its op, and
-    a thread that waits for nothing begins when its rank's main thread does."""
+    """Return one graph in which each rank continues with the next iteration where the previous one ended: streams of
+    the same rank and name are merged, dependencies on events of earlier iterations (`Joined.earlier`) become
+    dependencies on their ops, and a thread without dependencies begins together with its rank's main thread."""
     graph, costs = merge([one.graph for one in iterations], [one.costs for one in iterations])
     ranks = len(iterations[0].graph.ranks)
     for one in iterations:
@@ -42,7 +42,7 @@ def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:
 
 
 def _across(iterations: Sequence[Joined]) -> tuple[np.ndarray, np.ndarray]:
-    """Two int64 (edges,): ops of the merged graph, and the ops of earlier iterations that they wait for."""
+    """Return ops of the merged graph, and the ops of earlier iterations that they depend on, int64 (edges,) each."""
     begins = np.cumsum([0, *(len(one.graph.ops) for one in iterations)])
     most = 1 + max((int(one.event.max(initial=0)) for one in iterations), default=0)
     key = np.concatenate([np.where(one.event == GAP, -1, one.graph.op_rank() * most + one.event) for one in iterations])
@@ -63,7 +63,7 @@ def _across(iterations: Sequence[Joined]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _beginning(joined: Joined) -> np.ndarray:
-    """int64: ops that come first on their stream and wait for nothing, but for those of main threads."""
+    """Return the first op of each stream if it has no dependencies, without those of main threads, int64."""
     ops = joined.graph.ops
     _, first = np.unique(ops.stream, return_index=True)
     waits = np.diff(ops.dep_start) > 0
@@ -72,14 +72,15 @@ def _beginning(joined: Joined) -> np.ndarray:
 
 
 def _last_on_main(joined: Joined) -> np.ndarray:
-    """int64 (ranks,): the last op of each rank's main thread, -1 where there is none or no such thread is known."""
+    """Return the last op of each rank's main thread, int64 (ranks,), -1 if there is none or the main thread is
+    unknown."""
     last = np.full(len(joined.graph.streams), -1, np.int64)
     last[joined.graph.ops.stream] = np.arange(len(joined.graph.ops))
     return last[joined.main] if len(joined.main) else np.full(len(joined.graph.ranks), -1, np.int64)
 
 
 def _with_edges(ops: Ops, owner: np.ndarray, on: np.ndarray) -> Ops:
-    """`ops` that also wait: op `owner[i]` for op `on[i]`."""
+    """Return `ops` with additional dependencies of op `owner[i]` on op `on[i]`."""
     every = np.concatenate([np.repeat(np.arange(len(ops)), np.diff(ops.dep_start)), owner])
     order = np.argsort(every, kind="stable")
     return dataclasses.replace(

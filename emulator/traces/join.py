@@ -2,12 +2,11 @@
 
 1. Each rank's iteration is cut into segments (`segments.py`).
 2. Communications of the same group and number become transfers (`collectives.py`).
-3. Dependencies are found (`causality.py`).
-4. Iterations that do nearly the same are timed (`plan.py`) and averaged; else the one of median length stands for all.
-5. Whatever separates a segment from the last thing it waited for becomes a gap: an op of kind DELAY, such as the
-   interpreter's time.
+3. Dependencies are added (`causality.py`).
+4. Similar iterations are timed (`plan.py`) and averaged; if most differ, the one of median length is used.
+5. Time between a segment and its last dependency becomes a gap: an op of kind DELAY, such as the interpreter's time.
 
-So the graph replays as traced; in a changed graph gaps stay and waiting is worked out anew.
+The graph therefore replays as traced; in a changed graph gaps remain and waiting is recomputed.
 """
 
 import dataclasses
@@ -32,19 +31,19 @@ from switchml.errors import TraceError
 
 MEAN = -1
 LEAST_GAP_S = 1e-7
-"""Below the resolution of profilers."""
+"""Shortest gap: below the resolution of profilers."""
 _KINDS = list(Kind)
 BACKLOG = "work of earlier iterations"
 MOST_LAUNCHING = 16
-"""Launches for one stream of a device that are under way at a time."""
+"""Maximum number of concurrent launches for one stream of a device."""
 
 
 @paused()
 def join(traces: Sequence[RankTrace] | Job, *, iteration: int | None = None) -> Joined:
-    """One iteration of all ranks; by default the mean of all that are comparable.
+    """Join one iteration of all ranks; by default the mean of all comparable iterations.
 
-    A mean iteration begins with idle devices and hosts ahead as usual; a single one with its devices' backlog.
-    Raises TraceError for traces that don't belong together, GraphError for a graph that makes no sense."""
+    A mean iteration begins with idle devices and hosts ahead as usual; a single one with its devices' backlog. Raises
+    TraceError for traces that don't belong together, GraphError for an inconsistent graph."""
     job = traces if isinstance(traces, Job) else Job(traces)
     if iteration is not None:
         if not 0 <= iteration < job.total:
@@ -85,7 +84,8 @@ def join(traces: Sequence[RankTrace] | Job, *, iteration: int | None = None) -> 
 
 
 def _median(job: Job, duration_s: dict[int, float]) -> int:
-    """The iteration of median length; of those in which devices do as much as in most, if there are so many."""
+    """Return the iteration of median length, among those with the most common device activity if these are the
+    majority."""
     works = {step: tuple(steps.works(step) for steps in job.steps) for step in duration_s}
     usual, count = Counter(works.values()).most_common(1)[0]
     alike = [step for step in duration_s if works[step] == usual or 2 * count < len(duration_s)]
@@ -93,7 +93,7 @@ def _median(job: Job, duration_s: dict[int, float]) -> int:
 
 
 def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) -> list[str]:
-    """Why `steps`, of `count` iterations, are left out of the mean."""
+    """Return why `steps`, of `count` iterations, are excluded from the mean."""
     alike = sum(plan.fits_devices(job.cuts(step)) for step in steps)
     reasons = []
     if others := len(steps) - alike:
@@ -106,7 +106,8 @@ def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) ->
 
 @paused()
 def join_each(traces: Sequence[RankTrace] | Job) -> list[Joined]:
-    """Every iteration after the profilers' start, in order; later ones continue their streams (`iterations.chain`)."""
+    """Join every iteration after the profilers' start, in order; later ones continue their streams
+    (`iterations.chain`)."""
     job = traces if isinstance(traces, Job) else Job(traces)
     plan = TypicalIteration(job, job.warm_up)
     iterations = [_one(plan)]
@@ -117,7 +118,7 @@ def join_each(traces: Sequence[RankTrace] | Job) -> list[Joined]:
 
 
 def _one(plan: TypicalIteration, before: list[Segments] | None = None) -> Joined:
-    """The iteration of `plan` by itself. `before`: the one before it where that is replayed, too."""
+    """Join the iteration of `plan` by itself. `before`: the preceding one, if that is replayed, too."""
     timing = plan.typical if before is None else plan.timing(plan.cuts, before)
     assembly = _Assembly(plan, [timing], Mode.FIRST if before is None else Mode.NEXT)
     joined = assembly.joined(plan.step, plan.job.duration_s(plan.step), list(plan.assumptions))
@@ -127,18 +128,18 @@ def _one(plan: TypicalIteration, before: list[Segments] | None = None) -> Joined
 
 
 class Mode(Enum):
-    """What an iteration's graph has of the iterations before it."""
+    """Relation of an iteration's graph to the preceding iterations."""
 
     ALONE = 0
-    """Nothing."""
+    """Independent."""
     FIRST = 1
-    """What devices and transports still had to do for them, as ops that come first on their streams."""
+    """The remaining work of devices and transports for them is included as first ops on their streams."""
     NEXT = 2
-    """What waits for them, in `Joined.earlier`."""
+    """Dependencies on them are in `Joined.earlier`."""
 
 
 class _Assembly:
-    """Builds one graph from the means of timings. `ahead_s`: by rank, how much host time is over as it begins."""
+    """Builds a graph from the means of timings. `ahead_s`: by rank, host time that is already over at its start."""
 
     def __init__(
         self, plan: TypicalIteration, timings: list[Timing], mode: Mode, ahead_s: Sequence[float] = ()
@@ -194,7 +195,7 @@ class _Assembly:
         )
 
     def _begun(self, place: int, timing: RankTiming) -> RankTiming:
-        """Without what a rank's host has already done, running ahead of its devices, when they begin."""
+        """Remove the host work that a rank's host, running ahead of its devices, has already done when they begin."""
         if not self.ahead_s or self.ahead_s[place] <= LEAST_GAP_S:
             return timing
         plan, steps = self.plan, self.plan.job.steps[place]
@@ -208,7 +209,7 @@ class _Assembly:
         )
 
     def _add_transfers(self, transfer_s: np.ndarray) -> list[int]:
-        """Groups and transfers; returns each transfer's op type."""
+        """Add groups and transfers; return each transfer's op type."""
         builder, plan = self.builder, self.plan
         place_of = {trace.rank: place for place, trace in enumerate(plan.traces)}
         groups: dict[tuple[tuple[int, ...], str], int] = {}
@@ -233,7 +234,7 @@ class _Assembly:
         return op_types
 
     def _add_rank(self, place: int, op_types: list[int], timing: RankTiming) -> tuple[np.ndarray, int]:
-        """Streams and ops of one rank; returns the op of each segment, and the stream of its main thread."""
+        """Add streams and ops of one rank; return the op of each segment, and the stream of its main thread."""
         builder, rank, rows = self.builder, self.plan.ranks[place], self.rows
         segments, events, order = rank.segments, rank.trace.events, rank.order
         names, name_of = rank.trace.names, events.name[segments.event].tolist()
@@ -245,14 +246,14 @@ class _Assembly:
         gap_s, duration_s, start_s, end_s = (
             column.tolist() for column in (timing.gap_s, timing.duration_s, timing.start_s, timing.end_s)
         )
-        # Ops get their numbers in the order of lanes; a gap comes right before its segment.
+        # Ops are numbered in lane order; a gap directly precedes its segment.
         has_gap = timing.gap_s > LEAST_GAP_S
         number = np.empty(len(segments), np.int64)
         number[order] = len(rows) + np.arange(len(order)) + np.cumsum(has_gap[order])
         launches = self._launch_streams(place, timing, has_gap & (timing.is_latency > 0.5))
         after: dict[int, list[int]] = defaultdict(list)
         awaited: dict[int, list[int]] = defaultdict(list)
-        # What an op itself waits for, whether there is a gap in front of it or not.
+        # Dependencies of the op itself, not of the gap in front of it.
         directly = rank.awaited(rank.pairs)
         if launches:
             directly |= np.isin(rank.pairs[:, 1], list(launches)) & ~rank.is_launch(rank.pairs)
@@ -295,11 +296,11 @@ class _Assembly:
         return number, main
 
     def _launch_streams(self, place: int, timing: RankTiming, is_latency: np.ndarray) -> dict[int, int]:
-        """Of segments of devices that begin some time after their launch: the stream of that gap. It holds up neither
-        its device nor the next launch, so gaps at the same time are on streams of their own."""
+        """Return the stream for the gap between a device segment and its launch. The gap blocks neither its device nor
+        the next launch, so concurrent gaps need separate streams."""
         rank, streams = self.plan.ranks[place], {}
         from_s, until_s = (timing.start_s - timing.gap_s).tolist(), timing.start_s.tolist()
-        free: dict[int, list[tuple[float, int]]] = defaultdict(list)  # by lane: until when a stream is in use, stream
+        free: dict[int, list[tuple[float, int]]] = defaultdict(list)  # by lane: (end of use of a stream, stream)
         for one in rank.order[is_latency[rank.order]].tolist():
             lane = int(rank.segments.lane[one])
             if free[lane] and free[lane][0][0] <= from_s[one] + LEAST_GAP_S:
@@ -314,8 +315,8 @@ class _Assembly:
         return streams
 
     def _add_backlog(self, place: int, streams: dict[int, int]) -> dict[int, int]:
-        """What devices and transports of a rank had still to do when the iteration began: an op up to each moment that
-        something here waits for. Returns the op after which each awaited event of an earlier iteration is over."""
+        """Add the work that devices and transports of a rank still had to do when the iteration began: an op up to each
+        time that something here depends on. Return the op that completes each awaited event of an earlier iteration."""
         rank, job = self.plan.ranks[place], self.plan.job
         steps, step, origin_s = job.steps[place], self.plan.step, float(job.origin_s(self.plan.step)[place])
         if not step:
@@ -341,8 +342,8 @@ class _Assembly:
 
 
 def _scatter_s(graph: Graph, timings: list[Timing]) -> float:
-    """An all-reduce's part in what iterations spend on all-reduces differently: half of the range of two thirds of
-    them. Those that overlap take each other's time, so all of an iteration count together."""
+    """Return an all-reduce's share of the variation of all-reduce time between iterations: half of the range that
+    contains two thirds of them. Overlapping all-reduces affect each other, so the total of an iteration is used."""
     own = graph.op_types.collective[graph.transfers.op_type] == Collective.ALL_REDUCE
     if not own.any():
         return 0.0
@@ -352,8 +353,8 @@ def _scatter_s(graph: Graph, timings: list[Timing]) -> float:
 
 
 def _with_sources(graph: Graph, waiting: list[int]) -> tuple[Graph, int]:
-    """Communication that nothing in the iteration comes before, such as what the one before has launched, may start at
-    once; and how many ops these are. `waiting`: ops that wait for earlier iterations."""
+    """Allow communication without a dependency in the iteration, such as work launched by the preceding one, to start
+    at once; also return the number of these ops. `waiting`: ops that wait for earlier iterations."""
     starts = np.isin(graph.op_kind(), (Kind.COLLECTIVE, Kind.SEND)) & (np.diff(graph.ops.dep_start) == 0)
     is_source = graph.op_types.is_source.copy()
     is_source[graph.ops.op_type[starts]] = True

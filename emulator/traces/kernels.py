@@ -1,5 +1,5 @@
-"""What a kernel or operator computes, by its name: PyTorch's operators and kernels, cuBLAS, cuDNN, CUTLASS, NCCL, and
-rocBLAS, MIOpen, RCCL. `tests/emulator/traces/kernel_names.csv` holds the rules to names of real traces.
+"""Classifies kernels and operators by name: PyTorch's operators and kernels, cuBLAS, cuDNN, CUTLASS, NCCL, and rocBLAS,
+MIOpen, RCCL. `tests/emulator/traces/kernel_names.csv` checks the rules against names of real traces.
 """
 
 import re
@@ -10,7 +10,7 @@ from emulator.traces.communication_kernels import family_of
 
 
 class KernelClass(Enum):
-    """Classes that take their time for different reasons."""
+    """Classes with different performance limits."""
 
     COMMUNICATION = "communication"
     COPY = "copy"
@@ -23,13 +23,13 @@ class KernelClass(Enum):
     OPTIMIZER = "optimizer"
     CONVOLUTION = "convolution"
     GEMM = "GEMM"
-    """Products of matrices, and of matrices with vectors."""
+    """Matrix-matrix and matrix-vector products."""
     OTHER = "other"
-    """Element by element, reductions, pooling, sorting, …"""
+    """Element-wise operations, reductions, pooling, sorting, …"""
 
 
 ON_MATRIX_UNITS = frozenset({KernelClass.ATTENTION, KernelClass.CONVOLUTION, KernelClass.GEMM})
-"""Classes that matrix units compute, bound by FLOP/s; memory bounds the others."""
+"""Classes computed by matrix units and bound by FLOP/s; the others are bound by memory."""
 
 _RULES = {
     KernelClass.COMMUNICATION: r"^([nrxh]ccl|gloo|mpi|ucc|switchml)[:.]|^c10d::|record_param_comms",
@@ -44,13 +44,14 @@ _RULES = {
     KernelClass.GEMM: r"(?<!fb)gemm(?!::)|gemv|cutlass|cijk_|nvjet|matmul|splitkreduce|einsum|tensordot"
     r"|(?<![a-z])(linear|((add|baddb|b|scaled_)?m[mv]))(backward|(?![a-z]))",
 }
-"""First match counts, after the kernels of `communication_kernels`. Names are compared in lower case."""
+"""The first match is used, after the kernels of `communication_kernels`. Names are compared in lower case."""
 _COMPILED = {kernel: re.compile(rule) for kernel, rule in _RULES.items()}
 
 
 @lru_cache(maxsize=1 << 14)
 def kernel_class(name: str) -> KernelClass:
-    """The class of a kernel (mangled or not), an operator (`aten::addmm`) or an annotation (`gloo:all_reduce`)."""
+    """Return the class of a kernel (mangled or not), an operator (`aten::addmm`) or an annotation
+    (`gloo:all_reduce`)."""
     if family_of(name) is not None:
         return KernelClass.COMMUNICATION
     plain = name.lower()

@@ -1,7 +1,7 @@
-"""What communication costs on a network: a model of few numbers. `whatif/network.py` fits it to a trace.
+"""Cost model of a network with few parameters. `whatif/network.py` fits it to a trace.
 
-What a collective costs, `emulator.cluster.collectives` says: of S bytes
-`steps · latency_s + S · (volume / link_bytes_per_s + host_s_per_byte)`, with steps and volume by algorithm.
+Collectives are costed by `emulator.cluster.collectives`: S bytes take `steps · latency_s + S · (volume /
+link_bytes_per_s + host_s_per_byte)`, with steps and volume by algorithm.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from switchml.errors import ConfigError
 from switchml.units import bytes_text, time_text
 
 FREE_BYTES_PER_S = 1e13
-"""A rate above this means that size made no difference."""
+"""A fitted rate above this means that size made no difference."""
 LARGE_BYTES = float(1 << 30)
-"""From this size on, costs grow in proportion to bytes."""
+"""From this size on, costs are proportional to bytes."""
 
 
 @dataclass(frozen=True)
 class TransferCost:
-    """`fixed_s`, then the buffer's bytes at `bytes_per_s`. `assumed`: what the trace did not say, for reports."""
+    """`fixed_s`, then the buffer's bytes at `bytes_per_s`. `assumed`: assumptions beyond the trace, for reports."""
 
     fixed_s: float
     bytes_per_s: float
     assumed: str = ""
     repeat_share: float = 0.0
-    """Where no exponents are announced: of an all-reduce's first `guessed_bytes`, the share that is repeated."""
+    """Without announced exponents: the share of an all-reduce's first `guessed_bytes` that is repeated."""
     guessed_bytes: float = 0.0
 
     def __str__(self) -> str:
@@ -43,38 +43,38 @@ class TransferCost:
         return f"{time_text(self.fixed_s)} and its bytes at {bytes_text(self.bytes_per_s)}/s"
 
     def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
-        """Of one all-reduce of so many bytes, exponents announced."""
+        """Return the duration of one all-reduce of `size_bytes` with announced exponents."""
         return self.fixed_s + size_bytes / self.bytes_per_s
 
     def repeats_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
-        """What is added where no exponents are announced."""
+        """Return the additional duration without announced exponents."""
         return self.repeat_share * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class Network:
-    """What joins the ranks."""
+    """The network between the ranks."""
 
     algorithm: str
-    """Of all-reduces, one of `emulator.cluster.algorithms.ALGORITHMS`."""
+    """All-reduce algorithm, one of `emulator.cluster.algorithms.ALGORITHMS`."""
     link_bytes_per_s: float
-    """Of each host's link, each way."""
+    """Bandwidth of each host's link in each direction."""
     latency_s: float
-    """Of one step of a collective: a message, and waking up its receiver."""
+    """Latency of one step of a collective: a message, and waking up its receiver."""
     host_s_per_byte: float = 0.0
-    """What a byte of the buffer takes besides its way over links: copies, sums."""
+    """Host time per byte of the buffer, in addition to the transfer: copies, sums."""
     per_host: int = 1
     """Ranks that share a link."""
     hierarchy: str = "auto"
-    """Who speaks to the network in all-reduces, one of `emulator.cluster.algorithms.HIERARCHIES`."""
+    """Hierarchy of all-reduces, one of `emulator.cluster.algorithms.HIERARCHIES`."""
     traced: str = ""
-    """The algorithm that it was fitted to: what its repeated rounds took is in the other numbers."""
+    """Algorithm to which the parameters were fitted; the cost of its repeated rounds is included in them."""
     repeat_factor: float | None = None
-    """How many times as many rounds as `repeated_rounds.REPEAT_SHARE` says are repeated; None: unknown, so as many."""
+    """Factor on the repeated rounds in `repeated_rounds.REPEAT_SHARE`; None: unknown, taken as 1."""
     assumptions: tuple[str, ...] = ()
 
     cluster: Cluster | None = None
-    """The cluster whose network this is, at the rate and latency above; None: one that was fitted to measurements."""
+    """Cluster whose network this is, at the rate and latency above; None: fitted to measurements."""
 
     def __post_init__(self) -> None:
         check_all_reduce(self.algorithm, self.hierarchy)
@@ -86,7 +86,8 @@ class Network:
 
     @classmethod
     def of_cluster(cls, cluster: Cluster, like: Network) -> Network:
-        """The network of `cluster`, whose nodes the ranks fill one after the other; all-reduces go as in `like`."""
+        """Return the network of `cluster`, whose nodes the ranks fill in order, with the all-reduce algorithm of
+        `like`."""
         between = cluster.between
         return dataclasses.replace(
             like,
@@ -100,14 +101,14 @@ class Network:
 
     @property
     def link_text(self) -> str:
-        """What links carry, for reports."""
+        """Describe the link speed, for reports."""
         if self.link_bytes_per_s > FREE_BYTES_PER_S:
             return "no link speed could be fitted: the traced all-reduces take as long whatever their size"
         return f"links of {self.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s"
 
     @cached_property
     def links(self) -> Interconnect:
-        """As `emulator.cluster` has it."""
+        """The interconnect as defined by `emulator.cluster`."""
         if self.cluster is None:
             return measured(self.link_bytes_per_s, self.latency_s, self.host_s_per_byte, self.per_host)
         between = self.cluster.between
@@ -118,22 +119,23 @@ class Network:
         return dataclasses.replace(self.cluster, between=between)
 
     def seconds(self, size_bytes: float, ranks: int, collective: int = Collective.ALL_REDUCE) -> float:
-        """Of one collective with nothing else on the network."""
+        """Return the duration of one collective without other traffic."""
         where = place(ranks, 1, self.per_host)
         name = Collective(collective).name.lower()
         return cost(self.links, name, size_bytes, where, self.algorithm, self.hierarchy).seconds
 
     def line(self, ranks: int, collective: int = Collective.ALL_REDUCE) -> tuple[float, float]:
-        """(seconds, seconds a byte) of large collectives."""
+        """Return (seconds, seconds per byte) of large collectives."""
         large_s, double_s = (self.seconds(times * LARGE_BYTES, ranks, collective) for times in (1, 2))
         return max(0.0, 2 * large_s - double_s), (double_s - large_s) / LARGE_BYTES
 
     def volume(self, ranks: int) -> float:
-        """How often each byte of an all-reduce among so many crosses the link that it crosses most often."""
+        """Return how often each byte of an all-reduce among `ranks` ranks crosses the busiest link."""
         return dataclasses.replace(self, link_bytes_per_s=1.0, host_s_per_byte=0.0).line(ranks)[1]
 
     def transfer(self, ranks: int, lanes: str = "int32") -> TransferCost:
-        """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, without exponents."""
+        """Return the cost of all-reduces among `ranks` ranks. `lanes`: lane type of switchml packets; "" for integers,
+        without exponents."""
         fixed_s, per_byte_s = self.line(ranks)
         transfer = TransferCost(fixed_s, 1.0 / max(per_byte_s, 1e-18))
         if self.algorithm != "switchml" or not lanes or (self.traced, lanes) == ("switchml", "int32"):

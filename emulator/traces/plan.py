@@ -1,5 +1,5 @@
-"""What several iterations of a job have in common, and when things happened in each: segments of all ranks, what comes
-before what, and the communications in which ranks meet. `join.py` makes graphs of it.
+"""Common structure of a job's iterations, and their timings: segments of all ranks, dependencies, and communications.
+`join.py` builds graphs from it.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,16 @@ from emulator.traces.steps import Steps
 from switchml.errors import TraceError
 
 WARM_UP = 1.3
-"""Iterations at the start that take so many times the median one are left out."""
+"""Iterations at the start that take longer than this multiple of the median are excluded."""
 LEAST_IDLE, AT_BEST = 3, 0.05
-"""Kernels on an idle stream that tell how long a launch takes to arrive; without them, that quantile of all kernels."""
+"""Minimum number of kernels on an idle stream to determine the launch latency; otherwise that quantile of all kernels
+is used."""
 LONGEST_LATENCY_S = 5e-5
-"""What is more is no latency but other work of the device."""
+"""Larger delays are not latency but other work of the device."""
 
 
 class Job:
-    """One job's traces on one clock. Raises TraceError where they don't belong together."""
+    """One job's traces on a common clock. Raises TraceError if they don't belong together."""
 
     def __init__(self, traces: Sequence[RankTrace]) -> None:
         self.traces = one_a_rank(traces)
@@ -49,17 +50,17 @@ class Job:
         self.clocks = align(self.traces)
         self.steps = [Steps(trace) for trace in self.traces]
         self.total = min(len(trace.steps) for trace in self.traces)
-        """Iterations that all ranks have."""
+        """Number of iterations that all ranks have."""
         self.lost = [step for step in range(self.total) if any(is_lost(steps, step) for steps in self.steps)]
-        """Those in which some rank launched work of which nothing is in its trace."""
+        """Iterations in which some rank launched device work that is missing in its trace."""
         if len(self.lost) == self.total:
             raise TraceError(f"{self.traces[0].source}: all of its iterations have launches, but none a kernel")
         self.first, self.count = _longest_run(self.total, self.lost)
-        """The iterations that count: the most in a row of which nothing is lost, from `first` to before `count`."""
+        """Range of iterations used: the longest one without lost work, from `first` to before `count`."""
 
     @property
     def notes(self) -> list[str]:
-        """What readers left out or changed: sentences, of all ranks or with the rank in front."""
+        """Return sentences on what readers omitted or changed, of all ranks or with the rank in front."""
         notes = []
         for key in NOTES:
             noted = {trace.rank: trace.about[key] for trace in self.traces if key in trace.about}
@@ -75,38 +76,39 @@ class Job:
 
     @cached_property
     def ambiguous(self) -> frozenset[tuple]:
-        """As `ambiguous_groups` finds them."""
+        """The result of `ambiguous_groups`."""
         return ambiguous_groups(self.traces)
 
     @cached_property
     def warm_up(self) -> int:
-        """How many iterations at the start are no measure of the others."""
+        """First iteration after the warm-up."""
         return warm_up(self.steps, self.first, self.count)
 
     @cached_property
     def iteration_s(self) -> float:
-        """Mean length after the warm-up, from the first rank's beginning to when the last one has done all."""
+        """Mean length after the warm-up, from the first rank's start to the last one's completion."""
         origin_s = self.origin_s(self.warm_up)
         done_s = max(steps.complete_s(self.count - 1) - at for steps, at in zip(self.steps, origin_s, strict=True))
         return float(done_s) / (self.count - self.warm_up)
 
     def duration_s(self, step: int) -> float:
-        """Mean over ranks."""
+        """Return the duration of an iteration, mean over ranks."""
         return float(np.mean([steps.duration_s(step) for steps in self.steps]))
 
     def cuts(self, step: int) -> list[Segments]:
-        """Of all ranks."""
+        """Return the segments of all ranks."""
         return [cut(steps, step) for steps in self.steps]
 
     def origin_s(self, step: int) -> np.ndarray:
-        """float64 (ranks,): what each trace's clock says when the iteration begins on the rank that is first."""
+        """Return the time of each trace's clock when the iteration begins on the first rank, float64 (ranks,)."""
         begin_s = np.array([steps.begin_s(step) for steps in self.steps])
         shift_s = self.clocks.shift_s(self.traces, begin_s.tolist())
         return (begin_s + shift_s).min() - shift_s
 
 
 def warm_up(steps: Sequence[Steps], first: int, count: int) -> int:
-    """The first from `first` to before `count` that counts on all ranks: while profilers start, others wait."""
+    """Return the first representative iteration on all ranks, from `first` to before `count`: while profilers start,
+    others wait."""
     length_s = np.array([max(each.host_s(step) for each in steps) for step in range(first, count)])
     usual_s = float(np.median(length_s))
     skipped = 0
@@ -116,42 +118,42 @@ def warm_up(steps: Sequence[Steps], first: int, count: int) -> int:
 
 
 def is_lost(steps: Steps, step: int) -> bool:
-    """Whether an iteration has launches on an accelerator, but nothing that they launched, and others have."""
+    """Return whether an iteration has launches on an accelerator but no launched work, although others have."""
     launches = steps.launches(step)
     return launches > 0 and not steps.works(step) and bool(steps.trace.lanes_of(LaneKind.DEVICE))
 
 
 def _longest_run(total: int, lost: Sequence[int]) -> tuple[int, int]:
-    """Where the most numbers in a row begin and end, from 0 to before `total`, that are not in `lost`."""
+    """Return start and end of the longest run of consecutive numbers below `total` that are not in `lost`."""
     ends = [-1, *lost, total]
     return max(((one + 1, other) for one, other in pairwise(ends)), key=lambda run: run[1] - run[0])
 
 
 class RankTiming(NamedTuple):
-    """Of one rank's segments in one iteration, on the common clock from the iteration's start."""
+    """Timing of one rank's segments in one iteration, on the common clock from the iteration's start."""
 
     start_s: np.ndarray
     end_s: np.ndarray
     gap_s: np.ndarray
     is_latency: np.ndarray
-    """Whether a gap is between a launch and what it set going, rather than between two things on a stream."""
+    """Whether a gap is between a launch and the launched work, rather than between two events on a stream."""
     duration_s: np.ndarray
     tail_s: float
-    """From the main thread's last segment to the end of the iteration."""
+    """Time from the main thread's last segment to the end of the iteration."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """When things happened in one iteration."""
+    """Timing of one iteration."""
 
     ranks: list[RankTiming]
     came_s: np.ndarray
-    """Of each transfer's last member."""
+    """Arrival of each transfer's last member."""
     transfer_s: np.ndarray
 
 
 class TypicalIteration:
-    """Segments, dependencies and transfers of iteration `step`. Raises TraceError if a rank has none."""
+    """Segments, dependencies and transfers of iteration `step`. Raises TraceError if a rank has no events."""
 
     def __init__(self, job: Job, step: int) -> None:
         self.job, self.traces, self.step = job, job.traces, step
@@ -163,7 +165,8 @@ class TypicalIteration:
         self.ranks = [rank_graph(*each) for each in zip(self.cuts, transfers, strict=True)]
 
     def in_place(self, cuts: list[Segments]) -> list[Segments] | None:
-        """When the segments of the typical iteration were in another one; None where that does other things."""
+        """Return the segments of the typical iteration with their times in another one; None if that one differs too
+        much."""
         placed = []
         for rank, segments in zip(self.ranks, cuts, strict=True):
             if (own := in_place(rank.segments, segments)) is None:
@@ -172,18 +175,19 @@ class TypicalIteration:
         return placed
 
     def fits_devices(self, cuts: list[Segments]) -> bool:
-        """Whether devices and transports do what they do in the typical iteration, one by one, and there are some."""
+        """Return whether devices and transports do exactly the same as in the typical iteration, and there are any."""
         is_any = any((segments.lane_kind != LaneKind.HOST).any() for segments in cuts)
         pairs = (map(_device_signature, each) for each in zip(self.cuts, cuts, strict=True))
         return is_any and all(np.array_equal(one, other) for one, other in pairs)
 
     @cached_property
     def typical(self) -> Timing:
-        """Of the typical iteration by itself."""
+        """Timing of the typical iteration by itself."""
         return self.timing(self.cuts)
 
     def timing(self, cuts: list[Segments], before: list[Segments] | None = None) -> Timing:
-        """Of an iteration in the places of the typical one. `before`: the one before it where that is replayed, too."""
+        """Return the timing of an iteration whose segments correspond to the typical one. `before`: the preceding one,
+        if that is replayed, too."""
         step = cuts[0].step
         origin_s = self.job.origin_s(step)
         starts = [segments.start_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
@@ -205,7 +209,7 @@ class TypicalIteration:
             over_s = np.where(rank.transfer != NO_TRANSFER, done_s[rank.transfer] if count else 0.0, ends[place])
             timing = _rank_timing(rank, cuts[place], over_s, origin_s[place], before[place] if before else None)
             if step != self.step and len(rank.earlier):
-                # Which events of earlier iterations it waits for is known of the typical one only.
+                # Dependencies on earlier iterations are known for the typical iteration only.
                 usual, waits = self.typical.ranks[place], rank.earlier[:, 0]
                 timing.gap_s[waits] = np.minimum(timing.gap_s[waits], usual.gap_s[waits])
                 timing.duration_s[waits] = np.minimum(timing.duration_s[waits], usual.duration_s[waits])
@@ -214,7 +218,7 @@ class TypicalIteration:
 
 
 def _device_signature(segments: Segments) -> np.ndarray:
-    """The signature of what hosts don't run, lane by lane."""
+    """Return the signature of segments outside the host, lane by lane."""
     chosen = np.flatnonzero(segments.lane_kind != LaneKind.HOST)
     return segments.signature()[chosen[np.lexsort((segments.start_s[chosen], segments.place[chosen]))]]
 
@@ -222,10 +226,10 @@ def _device_signature(segments: Segments) -> np.ndarray:
 def _rank_timing(
     rank: RankGraph, segments: Segments, over_s: np.ndarray, origin_s: float, before: Segments | None
 ) -> RankTiming:
-    """`over_s`: when each segment was over, with all members of its transfer."""
+    """Return the timing of a rank. `over_s`: end of each segment, including all members of its transfer."""
     steps, step = segments.steps, segments.step
     start_s, end_s, began_s = segments.start_s - origin_s, segments.end_s - origin_s, steps.begin_s(step) - origin_s
-    # What a lane did last before; devices may be behind by iterations.
+    # The lane's preceding work; devices may lag by iterations.
     done_s = steps.done_s[step - 1].copy() if step else np.full(steps.done_s.shape[1], -np.inf)
     if before is not None:
         np.maximum.at(done_s, before.lane, before.end_s)
@@ -234,7 +238,7 @@ def _rank_timing(
     is_awaited, is_launch = rank.awaited(rank.predecessors), rank.is_launch(rank.predecessors)
     first, second = rank.predecessors[~is_awaited & ~is_launch].T
     np.maximum.at(ready_s, second, over_s[first])
-    come_s = ready_s.copy()  # with what segments block for
+    come_s = ready_s.copy()  # including awaited segments
     first, second = rank.predecessors[is_awaited].T
     np.maximum.at(come_s, second, over_s[first])
     if step == rank.segments.step:
@@ -254,7 +258,7 @@ def _rank_timing(
 
 
 def _latency_s(start_s: np.ndarray, ready_s: np.ndarray, launched_s: np.ndarray) -> float:
-    """How long a launch takes to arrive: on an idle stream, else at best; 0 on one that is always busy."""
+    """Return the launch latency: on an idle stream, else in the best case; 0 for a stream that is always busy."""
     launched = np.isfinite(launched_s)
     after_s = (start_s - launched_s)[launched]
     idle_s = after_s[launched_s[launched] > ready_s[launched]]

@@ -1,9 +1,10 @@
-"""Repeated rounds of our own protocol. Floats travel with an agreed exponent; where a chunk's has not been announced,
-ranks guess what the same place needed the last time, and where gradients have grown or shrunk too much the round is
-repeated (docs/protocol.md, section 4). Traces of our own backend show how often; else it is a constant.
+"""Repeated rounds of the switchml protocol. Floats are sent with an agreed exponent; if a chunk's exponent has not been
+announced, ranks guess that of the same position in the previous all-reduce, and if gradients have grown or shrunk too
+much the round is repeated (docs/protocol.md, section 4). Traces of the switchml backend show how often; otherwise a
+constant is used.
 
-Announced are the chunks that follow others through the same slot. So the first chunks of an all-reduce, one for each
-slot, are guessed, unless it waited in line behind another.
+Exponents are announced for chunks that follow others in the same slot. The first chunks of an all-reduce, one for each
+slot, are therefore guessed, unless it queued behind another.
 """
 
 from collections.abc import Sequence
@@ -16,21 +17,21 @@ from switchml.control.allocation import default_slots
 from switchml.protocol.sizes import LANE_BYTES, PAYLOAD_BYTES
 
 REPEAT_SHARE = {"int32": 0.26, "int16": 0.08, "int8": 0.18}
-"""Lanes → share of guessed chunks that are repeated, as measured training the digits: `switchml train --aggregator
-software --transport udp --ranks 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not retransmitted
-over chunks, less 1. Gradients that change less from step to step make less: those of the MLP in
+"""Lanes → share of guessed chunks that are repeated, as measured when training on the digits: `switchml train
+--aggregator software --transport udp --ranks 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not
+retransmitted over chunks, less 1. Gradients that change less from step to step cause fewer: those of the MLP in
 scripts/examples/ddp_models.py 0.01 to 0.02."""
 ELEMENTS = {lanes: PAYLOAD_BYTES // size for lanes, size in LANE_BYTES.items()}
-"""Of a chunk of floats."""
+"""Elements of a chunk of floats."""
 
 
 def guessed_bytes(ranks: int) -> int:
-    """Bytes on the wire of the chunks that are guessed at most: one for each slot of such a job."""
+    """Return the maximum bytes on the wire of guessed chunks: one for each slot of such a job."""
     return PAYLOAD_BYTES * default_slots(ranks)
 
 
 def times_usual(traces: Sequence[RankTrace]) -> float | None:
-    """How many times as many rounds as in `REPEAT_SHARE` were repeated in these traces; None without packet records."""
+    """Return the factor on `REPEAT_SHARE` in these traces; None without packet records."""
     factors = [one for trace in traces if (one := _of_rank(trace)) is not None]
     return float(np.mean(factors)) if factors else None
 

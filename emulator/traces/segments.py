@@ -1,7 +1,7 @@
-"""One rank's iteration as segments, what each lane did in sequence. A host operator becomes one segment unless
-something inside matters to others (launches, waits, communicates, finishes a gradient): then its insides and its own
-time between them do. A call that blocks until its copy is over becomes two, launch and wait. Scopes leave none.
-Uncovered time is a gap, which `causality.py` explains.
+"""One rank's iteration as segments, the sequential activities of each lane. A host operator becomes one segment unless
+nested events affect others (launch, wait, communicate, finish a gradient): then these and the operator's own time in
+between become segments. A call that blocks until its copy has ended becomes two, launch and wait. Scopes have no
+segments. Uncovered time is a gap, which `causality.py` explains.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from emulator.traces.events import COMMUNICATION, NONE, LaneKind, RankTrace, Wha
 from emulator.traces.steps import Steps
 
 _WHOLE = (*COMMUNICATION, What.LOAD, What.CODEC, What.CHECKPOINT)
-"""One segment whatever is inside."""
+"""Events that are one segment whatever they contain."""
 _MATTERS = (*_WHOLE, What.LAUNCH, What.SYNC, What.COPY)
 _SCOPE, _ON_DEVICE = int(What.SCOPE), int(LaneKind.DEVICE)
 
@@ -33,30 +33,30 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Segments:
-    """All arrays (segments,): those of a host lane or a device lane together and in order, hosts first, then devices'
-    lanes by when the iteration used them first; transports' last, by group and sequence. So the same work has the same
-    place in every iteration."""
+    """All arrays (segments,): segments of a host lane or device lane are consecutive and in order, hosts first, then
+    devices' lanes by first use in the iteration; transports' last, by group and sequence. Equal work therefore has
+    equal positions in every iteration."""
 
-    event: np.ndarray  # int64: into the trace's events
+    event: np.ndarray  # int64: index of the trace's event
     lane: np.ndarray  # int32
-    place: np.ndarray  # int32: of hosts, the lane; of devices, in which order the iteration used it first; else NONE
+    place: np.ndarray  # int32: of hosts, the lane; of devices, the order of first use in the iteration; else NONE
     start_s: np.ndarray  # float64, on the trace's own clock
     end_s: np.ndarray
     kind: np.ndarray  # int8, `Kind`
-    what: np.ndarray  # int8, `What`: that of the event, but for the wait of a call that blocks
+    what: np.ndarray  # int8, `What`: that of the event, except for the wait of a blocking call
     lane_kind: np.ndarray  # int8, `LaneKind`
     of_event: dict[int, tuple[int, int]]
-    """Event → its first and last segment; of an operator's insides, the operator's."""
+    """Event → its first and last segment; for events within an operator's segment, the operator's."""
     steps: Steps
     step: int
-    """The iteration, among those of `steps`."""
+    """Index of the iteration in `steps`."""
 
     def __len__(self) -> int:
         return len(self.event)
 
     @property
     def step_s(self) -> tuple[float, float]:
-        """The iteration's start and end."""
+        """Start and end of the iteration."""
         from_s, until_s = self.trace.steps[self.step].tolist()
         return from_s, until_s
 
@@ -66,12 +66,12 @@ class Segments:
         return self.steps.trace
 
     def signature(self) -> np.ndarray:
-        """int64 (segments, 3): what makes two iterations comparable, segment by segment."""
+        """Return the properties compared between iterations, segment by segment, int64 (segments, 3)."""
         return np.stack([self.trace.events.name[self.event], self.place, self.kind], axis=1)
 
 
 def cut(steps: Steps, step: int) -> Segments:
-    """The segments of iteration `step`."""
+    """Return the segments of iteration `step`."""
     events, lane_kind, chosen = steps.trace.events, steps.lane_kind, steps.events(step)
     kinds = np.array([_KINDS.get(What(what), Kind.COMPUTE) for what in range(max(What) + 1)], np.int8)
     inside: list[tuple[int, int]] = []
@@ -95,7 +95,7 @@ def cut(steps: Steps, step: int) -> Segments:
     lane, place, what = lane[order], place[order], what[order]
     _in_turn(lane, start_s, end_s, of_transport[order])
     kind = kinds[what]
-    if np.any(lane_kind[chosen] == LaneKind.DEVICE):  # what the host does then is to feed the device
+    if np.any(lane_kind[chosen] == LaneKind.DEVICE):  # then the host's work is to feed the device
         kind[(lane_kind[event] == LaneKind.HOST) & (what == What.COMPUTE)] = Kind.DELAY
     of_event: dict[int, tuple[int, int]] = {}
     for at, number in enumerate(event.tolist()):
@@ -105,7 +105,8 @@ def cut(steps: Steps, step: int) -> Segments:
 
 
 def _places(steps: Steps, event: np.ndarray) -> np.ndarray:
-    """int32 (segments,): `Segments.place`. Streams may rotate through a pool, in the same order in each iteration."""
+    """Return `Segments.place`, int32 (segments,). Streams may rotate through a pool, in the same order in each
+    iteration."""
     place = steps.trace.events.lane[event]
     devices = np.flatnonzero(steps.lane_kind[event] == LaneKind.DEVICE)
     launch = steps.launch[event[devices]]
@@ -119,7 +120,7 @@ def _places(steps: Steps, event: np.ndarray) -> np.ndarray:
 
 
 def _split(steps: Steps, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Calls that block in two: what a launch takes, then the wait; and the `What` of each segment."""
+    """Split blocking calls: the launch, then the wait. Return the rows and the `What` of each segment."""
     copy, what = steps.blocks[rows["event"]], steps.trace.events.what[rows["event"]]
     copy[what != What.LAUNCH] = NONE
     if not (copy != NONE).any():
@@ -134,7 +135,7 @@ def _split(steps: Steps, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transport: np.ndarray) -> None:
-    """A transport's lane serves what it is given in turn: one begins when it was given and the one before is done."""
+    """Serialize a transport's lane: a segment begins when it was submitted and the preceding one has ended."""
     for number in np.unique(lane[is_transport]).tolist():
         mine = np.flatnonzero(is_transport & (lane == number))
         mine = mine[np.argsort(start_s[mine], kind="stable")]
@@ -143,7 +144,7 @@ def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transp
 
 
 def _opened(steps: Steps, chosen: np.ndarray) -> set[int]:
-    """Operators of which the insides count."""
+    """Return the operators whose nested events become segments."""
     events = steps.trace.events
     matters = np.isin(events.what[chosen], _MATTERS) | events.gradient[chosen]
     matters &= steps.lane_kind[chosen] != LaneKind.DEVICE
@@ -157,10 +158,10 @@ def _opened(steps: Steps, chosen: np.ndarray) -> set[int]:
 
 
 def _spans(steps: Steps, chosen: np.ndarray, opened: set[int], inside: list):
-    """Yield (event, start, end) of each segment; fills `inside` with (event that leaves none, event it is part of)."""
+    """Yield (event, start, end) of each segment; fill `inside` with (event without a segment, event that covers it)."""
     events = steps.trace.events
-    part_of: dict[int, int] = {}  # event → the one whose segment covers it
-    at_s: dict[int, float] = {}  # opened operator → up to where its own time has been yielded
+    part_of: dict[int, int] = {}  # event → the event whose segment covers it
+    at_s: dict[int, float] = {}  # opened operator → end of its own time that was yielded
     ends_s: dict[int, float] = {}
     stack: list[int] = []
     on_lane = NONE
@@ -185,7 +186,7 @@ def _spans(steps: Steps, chosen: np.ndarray, opened: set[int], inside: list):
             part_of[event] = part_of[over]
             inside.append((event, part_of[over]))
             continue
-        if stack:  # this one interrupts the innermost opened operator
+        if stack:  # the event interrupts the innermost opened operator
             outer = stack[-1]
             if start_s > at_s[outer]:
                 yield outer, at_s[outer], start_s

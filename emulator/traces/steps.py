@@ -1,5 +1,5 @@
-"""A trace's events by iteration, and waits that no profiler records: hosts for room in a launch queue and for copies
-that block, streams for each other. Found once for all iterations, of which `segments.cut` cuts one.
+"""A trace's events by iteration, and waits that no profiler records: hosts waiting for space in a launch queue and for
+blocking copies, streams waiting for each other. Computed once for all iterations; `segments.cut` extracts one.
 """
 
 from functools import cached_property
@@ -10,25 +10,28 @@ from emulator.traces.completeness import unanswered
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
 
 SLACK_S = 2e-6
-"""By which an end may be recorded after what waited for it: old traces round to whole microseconds."""
+"""Maximum delay of a recorded end after the start of a dependent event: old traces are rounded to whole microseconds.
+"""
 LEAST_ROOM = 256
-"""Launches that a queue holds at least. CUDA's holds 1,024 of them (as seen in traces; it is not documented)."""
+"""Minimum capacity of a launch queue. CUDA's holds 1,024 launches (as observed in traces; undocumented)."""
 FULL = 0.98
-"""Of what a queue was ever seen to hold, from which on it counts as full."""
+"""Share of a queue's largest observed length from which on it counts as full."""
 LEAST_FULL = 3
-"""Launches that were held up by a full queue, for it to be known how much it holds."""
+"""Minimum number of launches blocked by a full queue to determine its capacity."""
 QUICK, HELD_UP = 0.1, 3
-"""A launch takes that quantile of all where nothing holds it up; one that takes so many times as long was held up."""
+"""Quantile of launch durations taken as the unblocked one, and the ratio to it from which on a launch counts as
+blocked."""
 BLOCKING = 0.9
-"""Of the copies of one name, the share that was over when the call returned, from which on such calls block."""
+"""Share of the copies of one name that had ended when the call returned from which on such calls are blocking."""
 IDLE_S = 5e-5
-"""A stream that stays idle for longer although something was launched for it waits for another stream."""
+"""A stream idle for longer than this, although work was launched for it, waits for another stream."""
 LOOK_BACK = 64
-"""Events that are looked at for the one that it waited for."""
+"""Number of events examined for the one that it waited for."""
 
 
 class Steps:
-    """Iterations of `trace`. Work of transports and devices belongs to its launch's iteration, else where it begins."""
+    """Iterations of `trace`. Work of transports and devices belongs to its launch's iteration, else to that of its
+    start."""
 
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
@@ -36,30 +39,31 @@ class Steps:
         self.lane_kind = trace.lane_kind
         """int8 (events,): `LaneKind`."""
         self.launch = self._launches()
-        """int64 (events,): a transport's or device's launch, or the communication copied to a device; else NONE."""
-        self._launched_s = np.full(len(events), -np.inf)  # when that was
+        """int64 (events,): launch of a transport or device event, or the communication whose result is copied to a
+        device; else NONE."""
+        self._launched_s = np.full(len(events), -np.inf)  # time of the launch
         launched, by = np.flatnonzero(self.launch != NONE), self.launch[self.launch != NONE]
         when_s = np.where(self.lane_kind[by] == LaneKind.HOST, events.start_s[by], events.end_s[by])
         self._launched_s[launched] = when_s
         self.number = self._numbers()
-        """int64 (events,): the iteration, NONE outside of all."""
+        """int64 (events,): iteration, NONE outside of all."""
         self._order = np.argsort(self.number, kind="stable")
         self._starts = np.searchsorted(self.number[self._order], np.arange(len(trace.steps) + 1))
 
     def events(self, step: int) -> np.ndarray:
-        """int64: the events of an iteration, rising."""
+        """Return the events of an iteration in rising order, int64."""
         return self._order[self._starts[step] : self._starts[step + 1]]
 
     def causes(self, step: int) -> np.ndarray:
-        """int64 (causes, 2): those whose effect is in it. Besides the trace's own: that a launch returned once there
-        was room for it, and a call that blocks once its copy was over (work on a device, call); and that a stream went
-        on when another had come as far."""
+        """Return dependencies whose effect is in the iteration, int64 (causes, 2). In addition to the trace's own: work
+        that made space for a launch; copies that blocking calls waited for (device event, call); and work on other
+        streams that a stream waited for."""
         causes, first = self._causes
         return causes[first[step] : first[step + 1]]
 
     @cached_property
     def _causes(self) -> tuple[np.ndarray, np.ndarray]:
-        """All of them by the iteration of their effect, and where those of each iteration begin."""
+        """All dependencies by the iteration of their effect, and where those of each iteration begin."""
         every = (self.trace.causes, self._room(), self._blocking(), self._between_streams())
         causes = np.concatenate(every).astype(np.int64)
         effect = self.number[causes[:, 1]]
@@ -67,11 +71,11 @@ class Steps:
         return causes[by_step], np.searchsorted(effect[by_step], np.arange(len(self.trace.steps) + 1))
 
     def works(self, step: int) -> int:
-        """How many events an iteration has on devices and transports."""
+        """Return the number of events of an iteration on devices and transports."""
         return int(np.count_nonzero(self.lane_kind[self.events(step)] != LaneKind.HOST))
 
     def launches(self, step: int) -> int:
-        """How many launches an iteration has of which nothing is in the trace."""
+        """Return the number of launches of an iteration without an effect in the trace."""
         return int(np.count_nonzero(self._unanswered == step))
 
     @cached_property
@@ -80,7 +84,7 @@ class Steps:
 
     @cached_property
     def done_s(self) -> np.ndarray:
-        """float64 (iterations, lanes): when all up to an iteration ended on a transport or device; -inf: nothing."""
+        """float64 (iterations, lanes): end of all work up to an iteration on a transport or device; -inf: none."""
         events, lanes = self.trace.events, max(len(self.trace.lanes), 1)
         done_s = np.full((len(self.trace.steps), lanes), -np.inf)
         works = np.flatnonzero((self.lane_kind != LaneKind.HOST) & (self.number != NONE))
@@ -88,42 +92,43 @@ class Steps:
         return np.maximum.accumulate(done_s, axis=0)
 
     def begin_s(self, step: int) -> float:
-        """When its host begins with it."""
+        """Return when the host begins the iteration."""
         return float(self.trace.steps[step, 0])
 
     def host_s(self, step: int) -> float:
-        """From its start to the start of the next."""
+        """Return the time from its start to the start of the next."""
         from_s, until_s = self.trace.steps[step]
         if step + 1 < len(self.trace.steps):
             until_s = max(until_s, self.trace.steps[step + 1, 0])
         return float(until_s - from_s)
 
     def ahead_s(self, step: int) -> float:
-        """How much a device still has to do for earlier iterations when the host begins with it."""
+        """Return the remaining device work for earlier iterations when the host begins the iteration."""
         devices = self.trace.lanes_of(LaneKind.DEVICE)
         if not step or not devices:
             return 0.0
         return max(float(self.done_s[step - 1, devices].max()) - self.begin_s(step), 0.0)
 
     def duration_s(self, step: int) -> float:
-        """From the end of all before it to the end of all of it: the device's time, even where the host runs ahead."""
+        """Return the time from the end of all previous work to the end of the iteration's: the device's time, even if
+        the host runs ahead."""
         return self.complete_s(step) - (self.complete_s(step - 1) if step else self.begin_s(0))
 
     def complete_s(self, step: int) -> float:
-        """When all of it and of those before was done."""
+        """Return when all work of this and earlier iterations has ended."""
         return max(self.begin_s(step) + self.host_s(step), float(self.done_s[step].max()))
 
     @cached_property
     def issue_s(self) -> float:
-        """What a launch that nothing holds up takes."""
+        """Duration of an unblocked launch."""
         events = self.trace.events
         calls = (events.what == What.LAUNCH) & (self.lane_kind == LaneKind.HOST)
         return float(np.quantile(events.duration_s[calls], QUICK)) if calls.any() else 0.0
 
     @cached_property
     def blocks(self) -> np.ndarray:
-        """int64 (events,): of a call that returns only when its copy is over, that copy; else NONE. Whether calls do is
-        a matter of the copy's kind (`Memcpy DtoH (Device -> Pageable)` blocks, pinned memory does not)."""
+        """int64 (events,): for a call that returns only when its copy has ended, that copy; else NONE. Blocking depends
+        on the kind of copy (`Memcpy DtoH (Device -> Pageable)` blocks, pinned memory does not)."""
         events, blocks = self.trace.events, np.full(len(self.launch), NONE, np.int64)
         pinned = np.array(["Pinned" in name for name in self.trace.names], bool)
         copies = np.flatnonzero((events.what == What.COPY) & (self.launch != NONE) & ~pinned[events.name])
@@ -151,19 +156,19 @@ class Steps:
             return np.full(len(events), NONE, np.int64)
         number = np.searchsorted(steps[:, 0], events.start_s, side="right") - 1
         number[(number >= 0) & (events.start_s >= steps[number, 1])] = NONE
-        for kind in (LaneKind.TRANSPORT, LaneKind.DEVICE):  # a transport may set a device going
+        for kind in (LaneKind.TRANSPORT, LaneKind.DEVICE):  # a transport may launch device work
             works = np.flatnonzero((self.launch != NONE) & (self.lane_kind == kind))
             number[works] = number[self.launch[works]]
         return number
 
     def _blocking(self) -> np.ndarray:
-        """int64 (pairs, 2): copy, the call that waited for it."""
+        """Return pairs of a copy and the call that waited for it, int64 (pairs, 2)."""
         calls = np.flatnonzero(self.blocks != NONE)
         return np.stack([self.blocks[calls], calls], axis=1)
 
     def _room(self) -> np.ndarray:
-        """int64 (pairs, 2): the device's work that made room for a launch, and the launch; held-up ones tell how
-        much."""
+        """Return pairs of the device work that made space for a launch, and the launch, int64 (pairs, 2); blocked
+        launches show the queue's capacity."""
         events = self.trace.events
         pairs = [np.empty((0, 2), np.int64)]
         for lane in self.trace.lanes_of(LaneKind.DEVICE):
@@ -171,7 +176,7 @@ class Steps:
             works = works[self.lane_kind[self.launch[works]] == LaneKind.HOST]
             if len(works) < LEAST_ROOM:
                 continue
-            # One launch may set several going (a graph's): the last of them counts.
+            # One launch may start several kernels (a graph's): the last of them is used.
             call, last = np.unique(self.launch[works][::-1], return_index=True)
             work = works[::-1][last]
             order = np.lexsort((call, events.start_s[call]))
@@ -181,7 +186,7 @@ class Steps:
             queued = np.arange(1, len(call) + 1) - ended
             most = int(queued.max())
             held_up = (events.duration_s[call] > HELD_UP * self.issue_s) & (queued >= FULL * most)
-            held_up &= done_s[ended - 1] > events.start_s[call]  # what made room ended meanwhile
+            held_up &= done_s[ended - 1] > events.start_s[call]  # the work that made space ended during the call
             if most < LEAST_ROOM or held_up.sum() < LEAST_FULL:
                 continue
             awaited = np.where(held_up, ended, np.arange(1, len(call) + 1) - most) - 1
@@ -190,7 +195,8 @@ class Steps:
         return np.concatenate(pairs)
 
     def _between_streams(self) -> np.ndarray:
-        """int64 (pairs, 2): for late work on an idle stream, the last to end elsewhere of what was launched before."""
+        """Return, for late work on an idle stream, the last event to end on another stream among those launched before,
+        int64 (pairs, 2)."""
         events, lane_kind, end_s = self.trace.events, self.lane_kind, self.trace.events.end_s
         on_device = np.flatnonzero(lane_kind == LaneKind.DEVICE)
         work = on_device[self.launch[on_device] != NONE]

@@ -1,4 +1,4 @@
-"""What is in a trace, in figures: `switchml trace info`."""
+"""Summary of a trace in numbers: `switchml trace info`."""
 
 from collections import Counter
 from typing import Any
@@ -16,7 +16,8 @@ from switchml.errors import TraceError
 
 
 def of_job(traces: list[RankTrace]) -> dict[str, Any]:
-    """Of all ranks, ready for JSON. `iteration_s`: as of `Job`; for traces that make none, the mean over ranks."""
+    """Summarize all ranks, ready for JSON. `iteration_s`: as in `Job`; for traces that form none, the mean over
+    ranks."""
     between = across(traces)
     try:
         job = Job(traces)
@@ -35,8 +36,8 @@ def of_job(traces: list[RankTrace]) -> dict[str, Any]:
 
 
 def summary(steps: Steps, first: int, count: int) -> dict[str, Any]:
-    """Of one rank, ready for JSON: figures by lane, kind and collective; `mean_iteration_s` is that of the iterations
-    from `first` to `count`; `missing` has a sentence for each thing that later steps will miss."""
+    """Summarize one rank, ready for JSON: numbers by lane, kind and collective; `mean_iteration_s` is that of the
+    iterations from `first` to `count`; `missing` has a sentence for each piece of information that later steps lack."""
     trace, events = steps.trace, steps.trace.events
     many = np.bincount(events.what, minlength=len(What))
     per_lane = np.bincount(events.lane, minlength=len(trace.lanes))
@@ -67,13 +68,13 @@ def summary(steps: Steps, first: int, count: int) -> dict[str, Any]:
 
 
 def _busy_s(trace: RankTrace, *lanes: int) -> float:
-    """How long any event was under way on any of these lanes."""
+    """Return the time during which any event was in progress on any of these lanes."""
     events = np.flatnonzero(np.isin(trace.events.lane, lanes) & (trace.events.parent < 0))
     return under_way_s(trace.events.start_s[events], trace.events.duration_s[events]) if len(events) else 0.0
 
 
 def collectives(trace: RankTrace) -> list[dict[str, Any]]:
-    """Communication by operation, group and size, the most time first."""
+    """Return communication by operation, group and size, by falling total time."""
     events = trace.events
     rows: dict[tuple, list[float]] = {}
     for event in np.flatnonzero(events.collective).tolist():
@@ -96,7 +97,7 @@ def collectives(trace: RankTrace) -> list[dict[str, Any]]:
 
 
 def missing(trace: RankTrace) -> list[str]:
-    """What the trace does not say and a replay has to do without."""
+    """Return sentences on information that the trace lacks for a replay."""
     events, sentences = trace.events, []
     if not (events.what == What.COLLECTIVE).any() and trace.world_size > 1:
         sentences.append("no collective is in it, although the job has several ranks")
@@ -127,7 +128,7 @@ def _with_shapes(trace: RankTrace) -> str:
 
 
 def across(traces: list[RankTrace]) -> list[str]:
-    """What does not fit together between ranks: ranks that are not there, collectives that they count differently."""
+    """Return inconsistencies between ranks: missing ranks, different numbers of collectives."""
     sentences = []
     world = max(trace.world_size for trace in traces)
     there = {trace.rank for trace in traces}

@@ -1,5 +1,5 @@
-"""Work without times: Chakra execution traces for simulators such as ASTRA-sim, and SimAI's workload text.
-`readers.read.read_workload` reads it; `emulator/jobs/imported.py` costs it on a cluster.
+"""Workloads without times: Chakra execution traces for simulators such as ASTRA-sim, and SimAI's workload text.
+`readers.read.read_workload` reads them; `emulator/jobs/imported.py` costs them on a cluster.
 """
 
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from switchml.errors import TraceError
 
 @dataclass(frozen=True)
 class Workload:
-    """A job's work."""
+    """The work of a job."""
 
     graph: Graph
-    """Ops without `seconds` are costed by FLOPs and bytes. Ranks are those of the files, or one that stands for all."""
+    """Ops without `seconds` are costed by FLOPs and bytes. Ranks are those of the files, or a single representative."""
     strides: dict[int, int]
-    """Group → how far apart its members are, for groups whose members are not all in the graph."""
+    """Group → stride between its members' ranks, for groups not entirely in the graph."""
     world_size: int
     assumptions: list[str] = field(default_factory=list)
 
 
 def untimed(path: Path) -> TraceError:
-    """Where a trace is expected."""
+    """Return the error for a workload where a trace is expected."""
     return TraceError(
         f"{path} does not say when things happened, only what there is to do: `switchml trace emulate` plays it on a "
         "cluster"

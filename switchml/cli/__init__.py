@@ -1,4 +1,4 @@
-"""The command line (main.py), and the subcommands that need neither an agent nor the emulator, one a file."""
+"""The command line (main.py), and the subcommands that need neither an agent nor the emulator, one per module."""
 
 COMMANDS = {
     "aggregate": ("switchml.cli.aggregate:aggregate", "Run the software aggregator."),
@@ -7,6 +7,6 @@ COMMANDS = {
     "docs": ("switchml.cli.docs:docs", "Read the documentation in a browser."),
     "status": ("switchml.cli.status:status", "Show a running aggregator's jobs, pools and counters."),
 }
-"""As main.py's `Commands`; pyproject.toml registers it."""
+"""Subcommands of this package, see `Commands` in main.py; registered in pyproject.toml."""
 COMPLETIONS = {"--codec": "switchml.codecs.registry:CODECS"}
-"""Option → the names that the shell completes, as common.py's `completions`."""
+"""Option → source of names for shell completion, see `completions` in common.py."""

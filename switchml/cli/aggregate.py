@@ -1,4 +1,4 @@
-"""`switchml aggregate`: the software aggregator with its control plane, until a signal stops it."""
+"""`switchml aggregate`: runs the software aggregator with its control plane until a signal stops it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from switchml.aggregator.threads import ThreadedDataplane
 
 _MOST_THREADS = 2
-"""More have not made an all-reduce faster on two cores, and take memory and ports."""
+"""Default limit: more threads did not make all-reduces faster on two cores, and use memory and ports."""
 
 
 @click.command()

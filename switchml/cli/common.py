@@ -1,6 +1,5 @@
-"""What every subcommand has: `--verbose`, `--quiet`, two examples at the end of its help, completion of names.
-
-Each package has its examples in `cli/examples.toml`, by subcommand, and its completions in `cli/__init__.py`.
+"""Common parts of subcommands: `--verbose`, `--quiet`, two examples at the end of the help, completion of names. Each
+package has its examples in `cli/examples.toml`, by subcommand, and its completions in `cli/__init__.py`.
 """
 
 import contextlib
@@ -23,11 +22,11 @@ else:
 
 LOGGERS = ("switchml", "host_agent", "emulator")
 STDERR = "switchml.stderr"
-"""Where `ctx.meta` keeps stderr while `--quiet` has replaced it: errors still go there."""
+"""Key in `ctx.meta` of the original stderr while `--quiet` has replaced it: errors are still written there."""
 
 
 def equipped(command: click.Command, name: str) -> click.Command:
-    """The subcommand, called "group subcommand", with all of this; asking again changes nothing."""
+    """Add these parts to the subcommand named "group subcommand" and return it. Idempotent."""
     if isinstance(command, click.Group) or any(parameter.name == "is_quiet" for parameter in command.params):
         return command
     taken = {text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)}
@@ -51,7 +50,7 @@ def equipped(command: click.Command, name: str) -> click.Command:
 
 @functools.cache
 def examples() -> dict[str, list[str]]:
-    """Subcommand → two examples, of all packages."""
+    """Return subcommand → two examples, from all packages."""
     found: dict[str, list[str]] = {}
     for entry in entry_points(group="switchml.commands"):
         file = files(entry.module).joinpath("examples.toml")
@@ -64,7 +63,7 @@ def examples() -> dict[str, list[str]]:
 
 @functools.cache
 def completions() -> dict[str, str]:
-    """Option → "module:attribute" of the names it takes, or of a function that returns them, of all packages."""
+    """Return option → "module:attribute" of its names, or of a function that returns them, from all packages."""
     found: dict[str, str] = {}
     for entry in entry_points(group="switchml.commands"):
         found |= getattr(importlib.import_module(entry.module), "COMPLETIONS", {})

@@ -1,4 +1,4 @@
-"""`switchml control`: the control plane of a P4 switch, until a signal stops it."""
+"""`switchml control`: runs the control plane of a P4 switch until a signal stops it."""
 
 import contextlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from switchml.cli.options import option
 
 
 def _station(text: str) -> tuple[int, int]:
-    """(MAC address, port) of MAC=PORT."""
+    """Parse MAC=PORT into (MAC address, port)."""
     from switchml.control.mac import parse_mac
     from switchml.errors import ConfigError
 
@@ -25,7 +25,7 @@ def _station(text: str) -> tuple[int, int]:
 
 
 def _link(text: str) -> tuple[int, str]:
-    """(port, link) of PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT."""
+    """Parse PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT into (port, link)."""
     port, _, where = text.partition("=")
     if not port.isdecimal() or not where.startswith(("packet:", "udp:")):
         raise click.BadParameter(f"{text!r}: expected PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT")

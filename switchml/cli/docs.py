@@ -1,4 +1,4 @@
-"""`switchml docs`: builds the documentation that came along (extra `docs`), once for each version, and opens it."""
+"""`switchml docs`: builds the installed documentation (extra `docs`), once for each version, and opens it."""
 
 import hashlib
 import io
@@ -35,7 +35,7 @@ def docs(out: Path | None, no_open: bool) -> None:
 
 
 def build(source: Path, folder: Path) -> str:
-    """Builds the site; returns Sphinx's warnings. Raises ConfigError where it could not be built."""
+    """Build the site and return Sphinx's warnings. Raises ConfigError if it could not be built."""
     from sphinx.application import Sphinx
     from sphinx.errors import SphinxError
 
@@ -58,7 +58,7 @@ def build(source: Path, folder: Path) -> str:
 
 
 def _digest(source: Path) -> str:
-    """Of all sources, so that changed ones are built again."""
+    """Return a digest of all sources, so that changed ones are rebuilt."""
     digest = hashlib.sha256()
     for path in sorted(path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         digest.update(f"{path.relative_to(source)} ".encode() + path.read_bytes())

@@ -1,4 +1,4 @@
-"""`switchml examples`: lists and copies what comes along: examples, experiments, the Wireshark dissector."""
+"""`switchml examples`: lists and copies the installed examples, experiments, and Wireshark dissector."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import click
 )
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the installed file; copy nothing.")
 def examples(names: tuple[str, ...], folder: Path, only_path: bool) -> None:
-    """List what comes along, or copy it by NAME.
+    """List the installed files, or copy them by NAME.
 
-    There are training scripts, experiments on Mininet's networks, a dissector for Wireshark and tshark, and programs
+    These are training scripts, experiments on Mininet's networks, a dissector for Wireshark and tshark, and programs
     named simple_switch and simple_switch_grpc that start this project's P4 switch.
     """
     from switchml import share

@@ -1,4 +1,4 @@
-"""Optional packages: which extra of ours installs each, and what it is for. `switchml doctor` shows the table."""
+"""Optional packages: the extra that installs each, and its use. `switchml doctor` shows the table."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ import click
 
 @dataclass(frozen=True)
 class Extra:
-    """`modules`: what it installs, by the names that are imported. `unlocks`: what works only with it."""
+    """An extra. `modules`: the import names that it installs. `unlocks`: the features that need it."""
 
     modules: tuple[str, ...]
     unlocks: str
@@ -37,36 +37,36 @@ EXTRAS = {
     "reproduce": Extra(("jmespath", "simpleeval"), "reproduce: papers' claims"),
     "docs": Extra(("sphinx", "furo", "myst_parser"), "docs: this documentation as a site"),
 }
-"""By name, as in pyproject.toml; `all` installs all of them but bench-codecs and loading-all."""
+"""Extras by name, as in pyproject.toml; `all` installs all of them except bench-codecs and loading-all."""
 _NAMED = {"torch": "train", "scipy": "trace"}
-"""Of modules that several extras install, the extra to name: with torch comes what most commands that use it need."""
+"""The extra to recommend for modules that several extras install: the one that most commands need."""
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that installs a top-level module; None: none does."""
+    """Return the extra that installs a top-level module; None if none does."""
     found = [name for name, extra in EXTRAS.items() if module in extra.modules]
     return _NAMED.get(module) or (found[0] if found else None)
 
 
 def is_there(module: str) -> bool:
-    """Whether a top-level module can be imported."""
+    """Return whether a top-level module can be imported."""
     return importlib.util.find_spec(module) is not None
 
 
 def require(*modules: str) -> None:
-    """Raise ImportError for the first module that is missing, before any work is done: the command line names the extra
-    that installs it."""
+    """Raise ImportError for the first missing module, before any work is done; the command line names the extra that
+    installs it."""
     for module in modules:
         if not is_there(module):
             raise ImportError(f"No module named {module!r}", name=module)
 
 
 def offer(extra: str, missing: str) -> None:
-    """To somebody at a terminal: install an extra now, and do the command over. Returns if he does not want it, or if
-    pip fails, which then has said why."""
+    """Offer to install an extra and restart the command, if run interactively. Returns if the user declines, or if pip
+    fails, which then has printed the reason."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    wanted = f"switchml[{extra}]"  # pip finds the installed distribution, and adds what the extra lacks
+    wanted = f"switchml[{extra}]"  # pip finds the installed distribution, and adds the missing packages
     if not click.confirm(f"switchml: this needs {missing}; install {wanted} now?", default=True, err=True):
         return
     if subprocess.run([sys.executable, "-m", "pip", "install", wanted]).returncode == 0:

@@ -1,5 +1,5 @@
-"""How signals end a command: by an exception while it runs, so that every `with` gets its turn, and at once, without a
-traceback, while the command line loads (`switchml/__init__.py`) and when it is done."""
+"""Signal handling of commands: an exception while the command runs, so that every `with` block cleans up, and immediate
+exit without a traceback while the command line loads (`switchml/__init__.py`) and after the command."""
 
 import contextlib
 import signal
@@ -14,8 +14,8 @@ from switchml.runtime.insist import heard, insist, is_raised
 
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit in this block, with the exit code 128 + the signal's number, as Ctrl-C raises
-    KeyboardInterrupt. After it, Ctrl-C ends the process without an exception."""
+    """Make SIGTERM and SIGHUP raise SystemExit in this block, with the exit code 128 + the signal's number, as Ctrl-C
+    raises KeyboardInterrupt. After it, Ctrl-C ends the process without an exception."""
     if not _is_main_thread():
         yield
         return

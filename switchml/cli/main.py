@@ -1,10 +1,10 @@
-"""The command line: `switchml SUBCOMMAND …`. Each package of ours, and anybody else's, registers a table of its
+"""The command line: `switchml SUBCOMMAND …`. Each package of this project, or any other, registers a table of its
 subcommands as an entry point of the group `switchml.commands` (pyproject.toml). A subcommand's module is imported only
-when it is called, so that `switchml --help` answers at once and a missing optional package disturbs only the subcommand
-that needs it.
+when it is called, so that `switchml --help` is fast and a missing optional package affects only the subcommands that
+need it.
 
-Exit codes: 0 done, 1 the subcommand failed (one line on stderr says why), 2 wrong usage, 130 interrupted, 128 + N ended
-by signal N.
+Exit codes: 0 success, 1 the subcommand failed (one line on stderr gives the reason), 2 wrong usage, 130 interrupted,
+128 + N ended by signal N.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from switchml.errors import SwitchMLError
 from switchml.text import plain
 
 Commands = Mapping[str, tuple[str, str]]
-"""Subcommand, or "group subcommand" → ("module:attribute" of its click command, the line that `--help` shows)."""
+"""Subcommand, or "group subcommand" → ("module:attribute" of its click command, help line)."""
 
 LACKING: dict[int, str] = {
     errno.ENOSPC: "free some space, or write elsewhere",
@@ -33,19 +33,19 @@ LACKING: dict[int, str] = {
     errno.ENFILE: "the system has no more file descriptors",
     errno.ENOMEM: "this needs more memory than the machine, or `ulimit -v`, has left",
 }
-"""What the machine lacks, by errno, and what to do about it."""
+"""Advice for lack of resources, by errno."""
 
 
 @functools.cache
 def commands() -> dict[str, tuple[str, str]]:
-    """All tables of the installed packages in one, by name."""
+    """Return the combined tables of all installed packages, sorted by name."""
     tables: list[Commands] = [entry.load() for entry in entry_points(group="switchml.commands")]
     return dict(sorted(row for table in tables for row in table.items()))
 
 
 class LazyGroup(click.Group):
-    """A click group whose subcommands are the rows of `commands()` under its own name; those of the command line itself
-    are the rows of one word. A subcommand's module is imported to run it or to show its own help."""
+    """A click group whose subcommands are the rows of `commands()` under its own name; those of the top level are the
+    rows of one word. A subcommand's module is imported to run it or to show its own help."""
 
     def __init__(self, *args: Any, within: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What options of all commands have in common: numbers with units (`switchml/units.py`), and defaults in words."""
+"""Option types shared by all commands: numbers with units (`switchml/units.py`), and textual defaults."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,18 +14,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
-    ParamType = click.ParamType  # has no arguments before click 8.3
+    ParamType = click.ParamType  # not generic before click 8.3
 
 
 @functools.cache
 def note(text: str) -> None:
-    """A line on stderr, once a process."""
+    """Print a note on stderr, once per process."""
     click.echo(plain(f"switchml: note: {text}"), err=True)
 
 
 class Option(click.Option):
-    """An option whose default in words (`show_default`) is shown as one in figures. `group`: the section of the help
-    that it stands in (`GroupedCommand`)."""
+    """An option whose textual default (`show_default`) is displayed like a numeric one. `group`: its section of the
+    help (`GroupedCommand`)."""
 
     def __init__(self, *args: Any, group: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -33,18 +33,18 @@ class Option(click.Option):
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         extra = super().get_help_extra(ctx)
-        if isinstance(self.show_default, str):  # click puts it into parentheses
+        if isinstance(self.show_default, str):  # click would put it into parentheses
             extra["default"] = self.show_default
         return extra
 
 
 def option(*flags: str, **settings: Any) -> Callable[[F], F]:
-    """As `click.option`, of an `Option`."""
+    """`click.option` for an `Option`."""
     return click.option(*flags, cls=Option, **settings)
 
 
 def given_parameters(context: click.Context) -> Iterator[click.Parameter]:
-    """The parameters of a command that stand on its command line."""
+    """Yield the parameters given on the command line."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is click.core.ParameterSource.COMMANDLINE:
@@ -52,7 +52,7 @@ def given_parameters(context: click.Context) -> Iterator[click.Parameter]:
 
 
 class GroupedCommand(click.Command):
-    """Its help has a section for each group of options, in the order in which they come, then the others."""
+    """A command whose help has a section for each group of options, in order of appearance, then the others."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -67,9 +67,9 @@ class GroupedCommand(click.Command):
 
 
 class Quantity(ParamType):
-    """A number with a unit; converts to a float in `unit`s of the kind's base. `bare`: what a number without one counts
-    as: "named" as `unit`, because the option's name says it; "noted" the same with a note; "refused" with the
-    sentence `hint`."""
+    """A number with a unit; converts to a float in multiples of `unit` of the kind's base. `bare`: treatment of a
+    number without unit: "named": `unit` applies, because the option's name contains it; "noted": the same, with a note;
+    "refused": an error with the sentence `hint`."""
 
     def __init__(self, kind: units.Kind, *, unit: float = 1.0, bare: str = "noted", hint: str = "") -> None:
         self.kind, self.unit, self.bare, self.hint, self.name = kind, unit, bare, hint, kind.name
@@ -93,13 +93,13 @@ class Quantity(ParamType):
 
 
 def note_bare(text: str, kind: units.Kind, param: click.Parameter | None) -> None:
-    """Say what `text`, a number of `param` without its unit, was taken for."""
+    """Print the unit assumed for `text`, a number of `param` without unit."""
     where = max(param.opts, key=len) if param is not None else "a value"
     note(f"{where} {text} has no unit: taken as {text.strip()}{kind.base.partition('/')[0]}")
 
 
 class Count(click.IntRange):
-    """A whole number, which may be written 1k, 25M or 300B."""
+    """A whole number, which may be written as 1k, 25M or 300B."""
 
     name = "count"
 
@@ -116,7 +116,7 @@ class Count(click.IntRange):
 
 
 class Named(ParamType):
-    """A number in the unit that a key's name says (`units.of_name`), whole or not."""
+    """A number in the unit of a key's name (`units.of_name`), whole or not."""
 
     def __init__(self, key: str, is_whole: bool) -> None:
         self.key, self.is_whole = key, is_whole
@@ -141,10 +141,10 @@ SIZE = Quantity(units.SIZE)
 RATE = Quantity(units.RATE, bare="refused")
 TIME = Quantity(units.TIME, bare="refused")
 SECONDS = Quantity(units.TIME)
-"""Of options that took bare seconds once."""
+"""For options that accepted bare seconds in the past."""
 NAMED_SECONDS = Quantity(units.TIME, bare="named")
-"""Of `--seconds`."""
+"""Type of the option `--seconds`, whose bare numbers are seconds."""
 BUCKET = Quantity(
     units.SIZE, bare="refused", hint="write 25MiB for what torch calls bucket_cap_mb=25, or 25MB for 25,000,000 bytes"
 )
-"""Bytes of gradients in a bucket: torch counts in MiB, we used to count bytes."""
+"""Bytes of gradients per bucket: torch uses MiB, earlier versions of this option bytes."""

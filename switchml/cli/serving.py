@@ -1,5 +1,5 @@
-"""What `switchml aggregate` and `switchml control` share: a control plane around a data plane, until a signal stops
-it."""
+"""Common part of `switchml aggregate` and `switchml control`: serves a control plane for a data plane until a signal
+stops it."""
 
 import contextlib
 import json
@@ -99,21 +99,21 @@ _OPTIONS = (
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every control plane; `serve` takes them."""
+    """Add the options of every control plane, which `serve` accepts, to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 class _Stopped(BaseException):
-    """A signal has come."""
+    """Raised by a signal."""
 
 
 @contextlib.contextmanager
 def until_stopped(verbose: bool) -> Iterator[None]:
-    """SIGINT and SIGTERM end this block, wherever it is, without an error; what it does to clean up is not interrupted
-    by further ones. Sets up logging, too. Enter it before importing grpc."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages cover ports and handshakes
+    """End this block on SIGINT or SIGTERM, at any point and without an error; its cleanup is not interrupted by further
+    signals. Also sets up logging. Enter it before importing grpc."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the messages of this program cover ports and handshakes
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
     try:
         _on_signals(_stop)
@@ -136,7 +136,7 @@ def _on_signals(do: Callable[[int, FrameType | None], Any]) -> None:
 
 
 def say_ready(what: str, addresses: Mapping[str, str | None]) -> None:
-    """On stderr."""
+    """Report on stderr that a service is ready."""
     from switchml.terminal import say
 
     say(f"{what} ready: " + ", ".join(f"{name} {at}" for name, at in addresses.items() if at), err=True)
@@ -154,8 +154,8 @@ def serve(
     client_connections: int,
     **controller_options: Any,
 ) -> None:
-    """Run the control plane of a data plane that has been started, without end. `what` names it and `data` is its data
-    address, for the report that it is ready; `controller_options` are the other ones of `options`."""
+    """Run the control plane of a started data plane until a signal. `what` is its name and `data` its data address, for
+    the ready message; `controller_options` are the remaining values of `options`."""
     from switchml.control.quotas import Quotas
     from switchml.control.server import Controller
 

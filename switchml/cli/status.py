@@ -1,6 +1,4 @@
-"""`switchml status`: the state of a running aggregator, for people, for programs or for Prometheus, once or
-continuously.
-"""
+"""`switchml status`: the state of a running aggregator as tables, JSON or Prometheus metrics, once or continuously."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from switchml.terminal import Console
 
 LATEST = 8
-"""Events below the live tables."""
+"""Maximum number of events below the live tables."""
 
 
 @click.command()
@@ -82,7 +80,7 @@ def show(reply: Any) -> None:
 
 
 def _watch(address: str, ask: Callable[[], Any], reply: Any, as_json: bool) -> None:
-    """A live table on a terminal; elsewhere a line for each event."""
+    """Show live tables on a terminal; otherwise print a line for each event."""
     from switchml.control.channel import split_address
     from switchml.control.events import follow
     from switchml.control.wording import describe_at
@@ -103,8 +101,8 @@ def _watch(address: str, ask: Callable[[], Any], reply: Any, as_json: bool) -> N
 
 
 def live(ask: Callable[[], Any], reply: Any, events: Iterable[dict[str, Any]], console: Console) -> None:
-    """The tables of `ask()` again at each of `events` (empty ones only tell the time), and the latest events, until
-    there are no more or Ctrl-C."""
+    """Refresh the tables from `ask()` at each of `events` (empty ones are clock ticks), with the latest events below,
+    until there are no more events or Ctrl-C."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

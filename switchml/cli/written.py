@@ -1,5 +1,5 @@
-"""The one rule for every option that names a file or folder to write: refused before the work starts if it can't be
-written, and "wrote FILE" on stderr once it is."""
+"""Types of options that name a file or folder to write: refused before the work starts if it can't be written, and
+reported as "wrote FILE" on stderr afterwards."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from switchml.errors import ConfigError
 
 
 class OutputFile(click.Path):
-    """A file of one of `kinds` (a table of `switchml.output_files`); None: however it is called."""
+    """A file of one of `kinds` (a table of `switchml.output_files`); None: any file name."""
 
     name = "file"
 
@@ -32,7 +32,7 @@ class OutputFile(click.Path):
 
 
 class OutputFolder(click.Path):
-    """A folder that is made if it is not there."""
+    """A folder, created if missing."""
 
     name = "directory"
 
@@ -46,7 +46,7 @@ class OutputFolder(click.Path):
 
 
 def say_when_written(ctx: click.Context | None, path: Path) -> None:
-    """When the command ends, say that `path` was written if it is another file, or has other files, than now."""
+    """Report at the end of the command that `path` was written if it, or its files, changed since now."""
     if ctx is not None and not ctx.resilient_parsing:
         before = _state(path)
         ctx.call_on_close(lambda: _say(path, before))
@@ -61,7 +61,7 @@ def _say(path: Path, before: Any) -> None:
 
 
 def _state(path: Path) -> Any:
-    """What differs once something was written; nothing for pipes and devices."""
+    """Return a state that changes when something is written; None for pipes and devices."""
     try:
         if path.is_dir():
             return sorted((each.name, _state(each)) for each in path.iterdir() if each.is_file())

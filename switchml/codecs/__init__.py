@@ -1,10 +1,10 @@
-"""Compressors of gradients and activations, one a file, and error feedback, which keeps what they leave out.
+"""Codecs for gradients and activations, one per module, and error feedback, which keeps the compression error.
 
     codec, feedback = parse("topk:ratio=0.01"), parse_error_feedback("residual")
     payload = codec.compress(codec.new_state(), x, StepContext(name="layer", step=0))
     y = codec.decompress(payload, x.size)
 
-`allreduce` is one compressed all-reduce as a generator; docs/codecs.md has the list and what each costs.
+`allreduce` is one compressed all-reduce as a generator; docs/codecs.md lists the codecs and their costs.
 """
 
 from switchml.codecs.base import (

@@ -1,4 +1,4 @@
-"""Adaptive quantization (AdaQ): the largest of each sign, by index and one mean for all of a sign."""
+"""Adaptive quantization (AdaQ): the largest elements of each sign, by index, with one mean value per sign."""
 
 import math
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
-"""The interface of codecs and error feedback: settings (a frozen dataclass), a state a tensor, and pure functions.
+"""The interface of codecs and error feedback: settings (a frozen dataclass), a state per tensor, and pure functions.
 
 A codec turns a float32 vector into a `Payload` and back (`compress`, `decompress`), and defines how the vectors of
-several ranks become their mean (`exchange`). An exchange is a generator: it yields what the ranks must reduce together
-(`Sum`, `Max`, `SparseSum`, `Gather`), is sent the result, and returns an `Outcome`. A codec therefore knows no network:
-`host_agent` drives the generators over an aggregator, and `exchange.together` drives those of all ranks in one process.
+several ranks become their mean (`exchange`). An exchange is a generator: it yields requests for joint operations of the
+ranks (`Sum`, `Max`, `SparseSum`, `Gather`), is sent the result, and returns an `Outcome`. A codec is therefore
+independent of the network: `host_agent` drives the generators over an aggregator, and `exchange.together` drives those
+of all ranks in one process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ AGGREGATIONS = {
     SPARSE_SUM: "the aggregator adds the blocks that hold the selected elements, or the ranks gather them",
     GATHER: "every rank gets every payload and averages what they decode to",
 }
-"""How the payloads of several ranks become one vector: name → description."""
+"""How the payloads of several ranks are combined into one vector: name → description."""
 
 _HEADER = struct.Struct("<2sBBQ")
 _MAGIC, _VERSION = b"cx", 1
@@ -42,11 +43,11 @@ HEADER_BYTES = _HEADER.size
 
 @dataclass(frozen=True)
 class StepContext:
-    """Which tensor is compressed, in which step, on which rank.
+    """The tensor, step and rank of a compression.
 
-    `name`: of the tensor or bucket. `shape`: of the tensor, which PowerSGD uses. `lr`: the step's learning rate, which
-    EF-signSGD's error feedback uses. Random numbers are derived from (seed, step, name), so that all ranks draw the
-    same (`shared_key`), and from the rank as well where the ranks must differ (`private_key`).
+    `name`: of the tensor or bucket. `shape`: of the tensor, used by PowerSGD. `lr`: the step's learning rate, used by
+    EF-signSGD's error feedback. Random numbers are derived from (seed, step, name), so that all ranks draw the same
+    (`shared_key`), and also from the rank if ranks must differ (`private_key`).
     """
 
     name: str = ""
@@ -72,7 +73,7 @@ def _key(text: str) -> int:
 
 @dataclass(frozen=True)
 class Payload:
-    """What one rank sends of one vector: the codec's number, the count of elements, and `body`, uint8[…].
+    """One rank's compressed vector: the codec's number, the number of elements, and `body`, uint8[…].
 
     On the wire: 12 bytes of header (`cx`, version, codec number, count as little-endian uint64), then the body.
     """
@@ -90,7 +91,7 @@ class Payload:
 
     @classmethod
     def from_bytes(cls, data: bytes | Bytes) -> Payload:
-        """The payload in `data` (bytes or uint8 array), whose body is a view of it. Raises PayloadError."""
+        """Parse a payload from `data` (bytes or uint8 array); its body is a view of it. Raises PayloadError."""
         raw = np.frombuffer(data, np.uint8)
         if raw.size < HEADER_BYTES:
             raise PayloadError(f"a payload of {raw.size} bytes: its header alone has {HEADER_BYTES}")
@@ -105,17 +106,17 @@ class Payload:
 # Requests of an exchange
 
 LANE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, **sizes.LANE_BYTES}
-"""Values of `Sum.wire`: name → bytes an element."""
+"""Values of `Sum.wire`: name → bytes per element."""
 HALVES = ("float16", "bfloat16")
-"""Of these, what an aggregator adds up as it is, or in int16 lanes."""
+"""Types among these that an aggregator adds up directly, or in int16 lanes."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """Add `values` over the ranks; send back the sum, of the same shape and dtype.
+    """Request the sum of `values` over the ranks, of the same shape and dtype.
 
     float32 values, or integers (int8, int16, int32) whose sum over all ranks fits their dtype. `wire` names the
-    narrowest lanes that hold the values (and, of integers, the sum) without loss: "float16" for float32 values that
+    narrowest lanes that hold the values (and, for integers, the sum) without loss: "float16" for float32 values that
     were rounded to it, for example.
     """
 
@@ -129,7 +130,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Max:
-    """Send back the element-wise maximum of `values` (float32, few) over the ranks; NaN if any is NaN."""
+    """Request the element-wise maximum of `values` (float32, few) over the ranks; NaN if any is NaN."""
 
     values: Floats
 
@@ -140,9 +141,9 @@ class Max:
 
 @dataclass(frozen=True)
 class SparseSum:
-    """Add vectors of `count` elements that are 0 except at `indices` (int64[k], ascending), where they are `values`
-    (float32[k]); send back the sum, dense float32[count]. `payload` holds the same, packed, for drivers that gather
-    instead; with `is_sized` it has the same length on every rank."""
+    """Request the sum, dense float32[count], of vectors of `count` elements that are 0 except at `indices` (int64[k],
+    ascending), where they are `values` (float32[k]). `payload` holds the same, packed, for drivers that gather instead;
+    with `is_sized` it has the same length on every rank."""
 
     indices: Indices
     values: Floats
@@ -157,7 +158,7 @@ class SparseSum:
 
 @dataclass(frozen=True)
 class Gather:
-    """Send back the payloads of all ranks, a list in the order of the ranks."""
+    """Request the payloads of all ranks, a list in rank order."""
 
     payload: Payload
 
@@ -171,8 +172,8 @@ Request = Sum | Max | SparseSum | Gather
 
 @dataclass(frozen=True)
 class Outcome:
-    """`mean`: float32[n], bit for bit the same on all ranks. `own`: float32[n], this rank's contribution to it; the
-    error feedback keeps the difference from the rank's vector."""
+    """Result of an exchange. `mean`: float32[n], bit for bit the same on all ranks. `own`: float32[n], this rank's
+    contribution to it; the error feedback keeps the difference from the rank's vector."""
 
     mean: Floats
     own: Floats
@@ -185,7 +186,7 @@ Exchange = Generator[Request, Any, Outcome]
 
 
 def setting(default: _Value, help: str, **limits: Any) -> _Value:
-    """A dataclass field that a user can set. `limits`: above, least, most (numbers) and choices (a tuple)."""
+    """Return a dataclass field for a setting. `limits`: above, least, most (numbers) and choices (a tuple)."""
     return field(default=default, metadata={"help": help, **limits})
 
 
@@ -198,14 +199,14 @@ _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "most": ("at most", operator.le),
     "choices": ("one of", lambda value, choices: value in choices),
 }
-"""Kind of limit → its wording in messages, and a function that says whether a value is within a limit."""
+"""Kind of limit → its wording in messages, and a function that checks a value against a limit."""
 
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 @dataclass(frozen=True)
 class CodecSettings:
-    """Base of codecs and error feedback: checked settings, and the text that `registry.parse` reads.
+    """Base of codecs and error feedback: checked settings, and their text form, which `registry.parse` reads.
 
     msgspec could convert and check them, but its messages lack the setting's meaning and the value.
     """
@@ -224,7 +225,8 @@ class CodecSettings:
             raise ConfigError(f"{self.name}: {key}={value}: expected {expected} ({help})")
 
     def __str__(self) -> str:
-        """The text from which `registry.parse` makes an equal object; settings at their default are left out."""
+        """Return the text from which `registry.parse` creates an equal object; settings with default values are
+        omitted."""
         values = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
         changed = [(key, value) for key, value, default in values if value != default]
         texts = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed]
@@ -232,7 +234,7 @@ class CodecSettings:
 
     @classmethod
     def from_options(cls: type[_Self], options: dict[str, str]) -> _Self:
-        """Settings from their texts. Raises ConfigError."""
+        """Parse settings from their texts. Raises ConfigError."""
         known = {each.name: each for each in fields(cls)}
         values = {}
         for key, text in options.items():
@@ -252,13 +254,14 @@ class CodecSettings:
 
 
 class Codec(CodecSettings):
-    """A compressor. Subclasses are frozen dataclasses that fill in the class variables, `encode` and `decode`.
+    """A compressor. Subclasses are frozen dataclasses that define the class variables, `encode` and `decode`.
 
-    `number` identifies the codec in a payload's header and never changes. `error_feedback` names the kind that the
-    codec's paper trains with.
+    `number` identifies the codec in a payload's header and never changes. `error_feedback` names the kind used for
+    training in the codec's paper.
 
-    Vectors may hold any float32. Infinities and NaN show as infinity or NaN after decoding, at that place or everywhere
-    (sign codecs cannot represent them), and so may magnitudes above 1e34, where a codec's norms and sums leave float32.
+    Vectors may hold any float32. Infinities and NaN decode to infinity or NaN, at that place or everywhere (sign codecs
+    cannot represent them); the same may happen with magnitudes above 1e34, where a codec's norms and sums overflow
+    float32.
     """
 
     number: ClassVar[int]
@@ -266,28 +269,28 @@ class Codec(CodecSettings):
     is_unbiased: ClassVar[bool] = False
     error_feedback: ClassVar[str] = "none"
     floats: ClassVar[str] = ""
-    """`Sum.wire` of the floats whose sum it requests; "" if these are integers, or it requests no sums."""
+    """`Sum.wire` of the floats whose sum it requests; "" for integers, or if it requests no sums."""
     by_matrix: ClassVar[bool] = False
-    """Whether it works better on one tensor at a time, with its shape, than on a bucket of them."""
+    """Whether the codec works better on single tensors with their shape than on a bucket."""
 
     @property
     def is_half(self) -> bool:
-        """Whether everything that the aggregator adds up is half precision."""
+        """Whether all values that the aggregator sums are half precision."""
         return self.floats in HALVES
 
     def new_state(self) -> Any:
-        """What the codec remembers of one tensor from step to step; None if nothing."""
+        """Return a new state of one tensor, kept from step to step; None if the codec has none."""
         return None
 
     def compress(self, state: Any, x: Floats, context: StepContext = StepContext()) -> Payload:
-        """The payload of `x`, float32[n] (any other raises UnsupportedTensor). Changes `state`, never `x`."""
+        """Compress `x`, float32[n] (others raise UnsupportedTensor). Modifies `state`, never `x`."""
         return self.payload(self.encode(state, vector(x), context), x.size)
 
     def payload(self, body: Bytes, n: int) -> Payload:
         return Payload(self.number, n, body)
 
     def decompress(self, payload: Payload, n: int) -> Floats:
-        """float32[n]. Raises PayloadError if the payload is no such vector of this codec."""
+        """Decompress to float32[n]. Raises PayloadError unless the payload is such a vector of this codec."""
         if payload.number != self.number:
             raise PayloadError(f"{self.name}: the payload is of codec number {payload.number}, not {self.number}")
         if payload.count != n:
@@ -296,52 +299,53 @@ class Codec(CodecSettings):
         return self.decode(_writeable(payload.body), n)
 
     def payload_bytes(self, n: int) -> int | None:
-        """Size of the payload of n elements; None if it depends on their values."""
+        """Return the payload size for n elements; None if it depends on their values."""
         size = self.body_bytes(n)
         return None if size is None else HEADER_BYTES + size
 
     def body_bytes(self, n: int) -> int | None:
-        """Size of every payload body that `decode` accepts; None if it depends on more than n and the settings."""
+        """Return the size of every payload body that `decode` accepts; None if it depends on more than n and the
+        settings."""
         return None
 
     def encode(self, state: Any, x: Floats, context: StepContext) -> Bytes:
-        """The payload's body of a checked vector."""
+        """Return the payload body of a checked vector."""
         raise NotImplementedError
 
     def decode(self, body: Bytes, n: int) -> Floats:
-        """float32[n] of a payload's body, which has `body_bytes(n)` bytes if that is known. Raises PayloadError."""
+        """Decode a payload body to float32[n]; it has `body_bytes(n)` bytes if that is known. Raises PayloadError."""
         raise NotImplementedError
 
     def exchange(self, state: Any, x: Floats, context: StepContext) -> Exchange:
-        """The mean over the ranks, by gathering; codecs that can be summed or voted on override this."""
+        """Compute the mean over the ranks by gathering; codecs that can be summed or voted on override this."""
         own = self.compress(state, x, context)
         payloads = yield Gather(own)
         return self.mean_of(payloads, own, x.size)
 
     def mean_of(self, payloads: list[Payload], own: Payload, n: int) -> Outcome:
-        """The mean of the decoded payloads of all ranks, and the decoded payload of this rank."""
+        """Return the mean of the decoded payloads of all ranks, and the decoded payload of this rank."""
         total = np.zeros(n, np.float32)
         for payload in payloads:
             total += self.decompress(payload, n)
         return Outcome(total / np.float32(len(payloads)), self.decompress(own, n))
 
     def expect_size(self, body: Bytes, size: int | None) -> None:
-        """Raises PayloadError unless the body has `size` bytes; None allows any."""
+        """Raise PayloadError unless the body has `size` bytes; None allows any."""
         if size is not None and body.size != size:
             raise PayloadError(f"{self.name}: a payload body of {body.size} bytes: expected {size}")
 
 
 class FloatSum(Codec):
-    """Base of the codecs whose floats the aggregator adds as they are: each element is rounded to `floats`."""
+    """Base of the codecs whose floats the aggregator adds directly: each element is rounded to `floats`."""
 
     aggregation = SUM
 
     def round(self, x: Floats) -> Array:
-        """x as an array of `floats`, or of their bits: what a payload holds."""
+        """Return x as an array of `floats`, or of their bits, as stored in a payload."""
         raise NotImplementedError
 
     def widen(self, rounded: Array) -> Floats:
-        """float32[n] of what `round` returned."""
+        """Convert the result of `round` to float32[n]."""
         raise NotImplementedError
 
     def body_bytes(self, n: int) -> int:
@@ -360,24 +364,24 @@ class FloatSum(Codec):
 
 
 class ErrorFeedback(CodecSettings):
-    """What a rank remembers of what was not sent. A frozen dataclass; the values are in the state."""
+    """Keeps the compression error of a rank for its next step. A frozen dataclass; the values are in the state."""
 
     def new_state(self) -> Any:
         return None
 
     def compensate(self, state: Any, x: Floats, context: StepContext) -> Floats:
-        """What to compress in place of `x`, float32[n]; may be `x` itself."""
+        """Return the vector to compress instead of `x`, float32[n]; may be `x` itself."""
         return x
 
     def update(self, state: Any, compensated: Floats, own: Floats, context: StepContext) -> None:
-        """Remember what of `compensated` is missing in `own`, both float32[n]."""
+        """Store the part of `compensated` that is missing in `own`, both float32[n]."""
 
 
 # Vectors and bodies
 
 
 def vector(x: Floats) -> Floats:
-    """`x`, checked to be a C-contiguous float32 vector. Raises UnsupportedTensor."""
+    """Check that `x` is a C-contiguous float32 vector, and return it. Raises UnsupportedTensor."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
         shape = getattr(x, "shape", None)
         raise UnsupportedTensor(
@@ -387,24 +391,24 @@ def vector(x: Floats) -> Floats:
 
 
 def _writeable(x: Array) -> Array:
-    """`x`, or a copy if it is read-only: a kernel would be compiled a second time for such an array."""
+    """Return `x`, or a copy if it is read-only, for which kernels would have to be compiled again."""
     return x if x.flags.writeable else x.copy()
 
 
 def scatter(indices: Indices, values: Floats | np.float32, n: int) -> Floats:
-    """float32[n] with `values` at `indices`, and 0 elsewhere."""
+    """Return float32[n] with `values` at `indices`, and 0 elsewhere."""
     x = np.zeros(n, np.float32)
     x[indices] = values
     return x
 
 
 def join(*parts: Array) -> Bytes:
-    """A payload's body: the bytes of vectors of any dtype, one after the other."""
+    """Return a payload body: the concatenated bytes of vectors of any dtype."""
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
 def split(body: Bytes, *parts: tuple[str, int]) -> list[Array]:
-    """The vectors that begin a body, each given as (dtype, count), then the rest of its bytes."""
+    """Return the vectors at the beginning of a body, each given as (dtype, count), then the remaining bytes."""
     vectors: list[Array] = []
     for dtype, count in parts:
         size = np.dtype(dtype).itemsize * count

@@ -1,4 +1,4 @@
-"""Codes of 1 to 16 bits side by side, without gaps, the lowest bits first."""
+"""Packs codes of 1 to 16 bits without gaps, lowest bits first."""
 
 import numpy as np
 
@@ -11,19 +11,19 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def width(codes: int) -> int:
-    """Bits needed for `codes` different codes; at least 1."""
+    """Return the bits needed for `codes` different codes; at least 1."""
     return max(1, (codes - 1).bit_length())
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """uint8[packed_bytes(n, bits)] of uint8[n] or uint16[n], all below 2^bits."""
+    """Pack uint8[n] or uint16[n], all below 2^bits, into uint8[packed_bytes(n, bits)]."""
     packed = np.empty(packed_bytes(codes.size, bits) + 4, np.uint8)
     _pack(codes, bits, packed)
     return packed[:-4]
 
 
 def unpack(packed: np.ndarray, bits: int, codes: np.ndarray) -> np.ndarray:
-    """Fill `codes` (uint8 or uint16) from uint8[packed_bytes(codes.size, bits)], and return it."""
+    """Unpack uint8[packed_bytes(codes.size, bits)] into `codes` (uint8 or uint16), and return it."""
     _unpack(np.concatenate([packed, np.zeros(4, np.uint8)]), bits, codes)
     return codes
 

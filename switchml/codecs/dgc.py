@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: top-k by a threshold that a sample gives."""
+"""Deep Gradient Compression: top-k by a threshold estimated from a sample."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from switchml.codecs.sparse import Sparsifier
 @dataclass(frozen=True)
 class Dgc(Sparsifier):
     """1. Sample 1 % of the elements at random; the threshold is the magnitude that `ratio` of them exceed.
-    2. Count the elements above it. While they are more than 1.3 times (less than 0.7 times) as many as `ratio` asks
-       for, multiply the threshold by 1.3 (by 0.7), up to 10 times.
+    2. Count the elements above it. While there are more than 1.3 times (fewer than 0.7 times) the number given by
+    `ratio`, multiply the threshold by 1.3 (by 0.7), up to 10 times.
     3. Send the indices and values of the elements above; the error feedback `dgc` corrects the momentum of the others.
 
     Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR 2018

@@ -1,4 +1,4 @@
-"""Error feedback: what a rank adds to its next vector because this step did not send it."""
+"""Error feedback: adds the part of a vector that was not sent to a later one."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from switchml.codecs.base import ErrorFeedback, Floats, StepContext, setting
 
 @dataclass
 class Residue:
-    """The error feedback of one vector: float32[n], None before the first step; and that step's learning rate."""
+    """The error feedback of one vector: the residual, float32[n], None before the first step; and that step's learning
+    rate."""
 
     rest: Floats | None = None
     lr: float = 1.0
@@ -18,13 +19,13 @@ class Residue:
 
 @dataclass(frozen=True)
 class NoErrorFeedback(ErrorFeedback):
-    """What is not sent is lost."""
+    """No error feedback: what is not sent is lost."""
 
     name = "none"
 
 
 class ResidualFeedback(ErrorFeedback):
-    """Base of those that keep one residual: what was compressed, less what was sent of it."""
+    """Base of kinds with a single residual: the compressed vector minus the part of it that was sent."""
 
     def new_state(self) -> Residue:
         return Residue()
@@ -36,7 +37,7 @@ class ResidualFeedback(ErrorFeedback):
 @dataclass(frozen=True)
 class Residual(ResidualFeedback):
     """1. Compress `beta` times the residual plus `gamma` times the vector.
-    2. Residual := what was compressed, less what was sent of it.
+    2. Residual := the compressed vector, minus the part of it that was sent.
 
     F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; S. P. Karimireddy et al., "Error Feedback
     Fixes SignSGD", ICML 2019.
@@ -55,9 +56,10 @@ class Residual(ResidualFeedback):
 @dataclass(frozen=True)
 class PowerSgdFeedback(ResidualFeedback):
     """1. Compress the vector plus the residual.
-    2. Residual := what was compressed, less the result of the exchange (the mean of all ranks, as PowerSGD defines it).
+    2. Residual := the compressed vector, minus the result of the exchange (the mean of all ranks, as PowerSGD defines
+    it).
 
-    A tensor of one dimension, which PowerSGD sends as it is, has no residual.
+    A tensor of one dimension, which PowerSGD sends uncompressed, has no residual.
 
     T. Vogels et al., NeurIPS 2019 (arXiv:1905.13727), algorithm 2.
     """
@@ -75,10 +77,11 @@ class PowerSgdFeedback(ResidualFeedback):
 @dataclass(frozen=True)
 class EfSignSgdFeedback(ResidualFeedback):
     """1. Compress the vector plus the residual times (learning rate of the last step / this step's).
-    2. Residual := what was compressed, less what was sent of it.
+    2. Residual := the compressed vector, minus the part of it that was sent.
 
-    The error is thereby kept in units of parameters, as the paper's p = lr * g + e does, while what is exchanged stays
-    a gradient. The learning rate is `StepContext.lr`; as long as it does not change this is residual error feedback.
+    The error is thereby kept in units of parameters, like the paper's p = lr * g + e, while the exchanged vector
+    remains a gradient. The learning rate is `StepContext.lr`; as long as it is constant this is residual error
+    feedback.
 
     S. P. Karimireddy et al., ICML 2019 (arXiv:1901.09847), algorithm 1.
     """
@@ -105,7 +108,7 @@ class DgcFeedback(ErrorFeedback):
     2. Velocity := momentum * velocity + vector; total := total + velocity. Compress the total.
     3. Set velocity and total to 0 where elements were sent (momentum factor masking).
 
-    Momentum then works as if nothing had been delayed; the optimizer itself must have none.
+    Momentum then works as if nothing had been delayed; the optimizer itself must not have any.
 
     Y. Lin et al., ICLR 2018 (arXiv:1712.01887), algorithm 1 and section 3.
     """

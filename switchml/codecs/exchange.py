@@ -1,7 +1,7 @@
-"""One compressed all-reduce, error feedback included, and its simplest driver: all ranks in one process.
+"""One compressed all-reduce, including error feedback, and its simplest driver: all ranks in one process.
 
-`allreduce` is what a rank runs. `together` is the reference for drivers that have a network; tests and experiments use
-it.
+`allreduce` is the generator that a rank runs. `together` is the reference for drivers that have a network; tests and
+experiments use it.
 """
 
 from collections.abc import Generator, Sequence
@@ -29,7 +29,7 @@ from switchml.errors import RanksDisagree
 
 @dataclass(frozen=True)
 class Later:
-    """Ask for a maximum now, and send back a function that returns it once it is needed."""
+    """Request a maximum asynchronously; the result is a function that returns it when needed."""
 
     request: Max
 
@@ -42,11 +42,11 @@ def allreduce(
     x: np.ndarray,
     context: StepContext,
 ) -> Generator[Request | Later, Any, np.ndarray]:
-    """The mean of all ranks' `x`, float32[n], as the codec sees it.
+    """Return the mean of all ranks' `x`, float32[n], as compressed by the codec.
 
-    1. Add the error feedback.  2. Exchange.  3. Remember what was not sent.
+    1. Add the error feedback.  2. Exchange.  3. Update the error feedback.
 
-    Where a value of some rank is not finite, no rank remembers anything of the step, and the mean is not finite.
+    If a value of any rank is not finite, no rank updates its state, and the mean is not finite.
     """
     attempt = Attempt(codec_state, feedback_state)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -60,8 +60,8 @@ def allreduce(
 
 
 class Attempt:
-    """A step that counts only if the values of all ranks are finite: else `states`, of its codec and error feedback,
-    become what they were. They hold plain values, lists, and arrays, which a step replaces."""
+    """A step that is rolled back unless the values of all ranks are finite: `states`, of its codec and error feedback,
+    are then restored. They hold plain values, lists, and arrays that a step replaces."""
 
     def __init__(self, *states: Any) -> None:
         self._before = [
@@ -71,12 +71,12 @@ class Attempt:
         ]
 
     def flag(self, compensated: np.ndarray) -> Max:
-        """What the ranks ask for: 1 if a value is not finite, else 0."""
+        """Return the request for the common flag: 1 if a value is not finite, else 0."""
         return Max(np.array([not np.isfinite(compensated).all()], np.float32))
 
     def failed(self, flags: np.ndarray, mean: np.ndarray) -> bool:
-        """Whether some rank's flag is set, or the mean is not finite, as sums of huge values may be; the states are
-        then what they were."""
+        """Return whether any rank's flag is set, or the mean is not finite, as sums of huge values may be; in that
+        case, restore the states."""
         has_failed = bool(flags[0] > 0) or not np.isfinite(mean).all()
         if has_failed:
             for state, values in self._before:
@@ -85,12 +85,12 @@ class Attempt:
 
 
 def spoiled(mean: np.ndarray) -> np.ndarray:
-    """The mean of a step that does not count: NaN where a codec has hidden what is not finite."""
+    """Return the mean of a failed step: NaN if a codec has hidden the values that are not finite."""
     return mean if not np.isfinite(mean).all() else np.full_like(mean, np.nan)
 
 
 def together(generators: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
-    """Drive the generators of all ranks, in rank order, side by side; return what each returned.
+    """Drive the generators of all ranks, in rank order, concurrently; return their results.
 
     Raises RanksDisagree if their requests differ.
     """
@@ -110,7 +110,7 @@ def together(generators: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
 
 
 def reduce(requests: Sequence[Any]) -> list[Any]:
-    """The answer to each rank's request, all of one class."""
+    """Return the result of each rank's request, all of one class."""
     first = requests[0]
     if isinstance(first, Later):
         return [partial(np.copy, answer) for answer in reduce([r.request for r in requests])]
@@ -140,10 +140,10 @@ def _size(request: Request | Later) -> int:
 
 
 def max_as_sum(request: Max, context: StepContext) -> Sum:
-    """The `Sum` that gives every rank the values of all ranks, exactly; `max_of_sum` reads its result.
+    """Return the `Sum` that gives every rank the values of all ranks exactly; `max_of_sum` reads its result.
 
-    The maximum of a few floats thus needs only integer sums: every rank writes its bits at its own place in a vector of
-    zeros, and takes the maximum of the sum.
+    The maximum of a few floats thus needs only integer sums: every rank writes its bits at its own position in a vector
+    of zeros, and takes the maximum of the sum.
     """
     places = np.zeros((context.world, request.values.size), np.int32)
     places[context.rank] = ordered_bits(request.values)
@@ -151,5 +151,5 @@ def max_as_sum(request: Max, context: StepContext) -> Sum:
 
 
 def max_of_sum(total: np.ndarray, context: StepContext) -> np.ndarray:
-    """float32[m], the maximum over the ranks, from the sum that `max_as_sum` asked for."""
+    """Return the maximum over the ranks, float32[m], from the sum requested by `max_as_sum`."""
     return floats_of(total.reshape(context.world, -1).max(axis=0))

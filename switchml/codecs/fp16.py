@@ -1,4 +1,4 @@
-"""IEEE half precision: what mixed-precision training sends, as torch's `fp16_compress_hook` does."""
+"""IEEE half precision, as sent by mixed-precision training and by torch's `fp16_compress_hook`."""
 
 from dataclasses import dataclass
 
@@ -34,11 +34,11 @@ class Fp16(FloatSum):
 
 @kernel
 def _narrow(floats: np.ndarray, halves: np.ndarray) -> None:
-    """float32 bits (uint32[n]) to float16 bits (uint16[n]), to nearest even."""
+    """Convert float32 bits (uint32[n]) to float16 bits (uint16[n]), rounding to nearest even."""
     for i in range(floats.size):
         sign = np.uint32((floats[i] >> np.uint32(16)) & np.uint32(0x8000))
         magnitude = np.uint32(floats[i] & np.uint32(0x7FFFFFFF))
-        # Normal: move the exponent's origin from 127 to 15, and round at bit 13; too large numbers become infinity.
+        # Normal: change the exponent's bias from 127 to 15, and round at bit 13; too large numbers become infinity.
         odd = np.uint32((magnitude >> np.uint32(13)) & np.uint32(1))
         normal = np.uint32(np.uint32(magnitude - np.uint32(0x38000000) + np.uint32(0xFFF) + odd) >> np.uint32(13))
         normal = min(normal, np.uint32(0x7C00))
@@ -56,16 +56,16 @@ def _narrow(floats: np.ndarray, halves: np.ndarray) -> None:
 
 @kernel
 def _widen(halves: np.ndarray, bits: np.ndarray) -> None:
-    """float16 bits (uint16[n]) to float32 bits (uint32[n]), exactly."""
+    """Convert float16 bits (uint16[n]) to float32 bits (uint32[n]), exactly."""
     small = np.empty(256, np.float32)
     small_bits = small.view(np.uint32)
     for start in range(0, halves.size, small.size):
         some, out = halves[start : start + small.size], bits[start : start + small.size]
-        for i in range(some.size):  # what a denormal is worth: its mantissa times 2^-24
+        for i in range(some.size):  # value of a denormal: its mantissa times 2^-24
             small[i] = np.float32(np.int32(some[i]) & np.int32(0x3FF)) * np.float32(2.0**-24)
         for i in range(some.size):
             magnitude = np.uint32(some[i]) & np.uint32(0x7FFF)
-            # The exponent's origin from 15 to 127; once more for infinities and NaN.
+            # Change the exponent's bias from 15 to 127; once more for infinities and NaN.
             moved = np.uint32((magnitude << np.uint32(13)) + np.uint32(0x38000000))
             moved = np.uint32(moved + np.uint32(0x38000000)) if magnitude >= np.uint32(0x7C00) else moved
             moved = small_bits[i] if magnitude < np.uint32(0x400) else moved

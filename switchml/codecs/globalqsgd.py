@@ -1,4 +1,4 @@
-"""Global-QSGD: one norm for all ranks, so that levels can be added on the way."""
+"""Global-QSGD: one norm for all ranks, so that the aggregator can add levels."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,8 @@
-"""The randomized Hadamard transform: a rotation that makes the elements of any vector look normally distributed.
+"""The randomized Hadamard transform: a rotation after which the elements of any vector are approximately normally
+distributed.
 
 Blocks of `block` elements (a power of two) are multiplied by random signs and by the Hadamard matrix over the square
-root of its size, in n log2(block) additions. Lengths and inner products stay as they are.
+root of its size, in n log2(block) additions. Lengths and inner products are preserved.
 """
 
 import math
@@ -13,7 +14,7 @@ from switchml.runtime.jit import kernel
 
 
 def rotate(x: np.ndarray, block: int, key: int) -> np.ndarray:
-    """float32[n rounded up to whole blocks] of x, float32[n], padded with zeros."""
+    """Rotate x, float32[n], padded with zeros to whole blocks."""
     y = np.zeros(-(-x.size // block) * block, np.float32)
     y[: x.size] = x
     _signs(*halves(key), y)
@@ -22,7 +23,7 @@ def rotate(x: np.ndarray, block: int, key: int) -> np.ndarray:
 
 
 def rotate_back(y: np.ndarray, block: int, key: int, n: int) -> np.ndarray:
-    """float32[n], what `rotate` was given; y is left as it is."""
+    """Invert `rotate` and return float32[n]; y is not modified."""
     x = y.copy()
     _transform(x, block, np.float32(1 / math.sqrt(block)))
     _signs(*halves(key), x)
@@ -38,7 +39,7 @@ def _signs(low: np.uint32, high: np.uint32, y: np.ndarray) -> None:
 
 @kernel
 def _transform(y: np.ndarray, block: int, scale: np.float32) -> None:
-    """All blocks; the first three stages at once, in registers."""
+    """Transform all blocks in place; the first three stages are combined in registers."""
     for start in range(0, y.size, block):
         some = y[start : start + block]
         for j in range(block // 8):

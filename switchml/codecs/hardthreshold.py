@@ -1,4 +1,4 @@
-"""Hard threshold: one threshold for the whole training, which makes the total error least."""
+"""Hard threshold: one threshold for the whole training, which minimizes the total error."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from switchml.codecs.sparse import Sparsifier
 
 @dataclass
 class Calibration:
-    """The state: the thresholds that top-k implied in the first steps, and their mean once it is known."""
+    """State: the thresholds that top-k implied in the first steps, and their mean after calibration."""
 
     samples: list[float] = field(default_factory=list)
     threshold: float | None = None
@@ -21,14 +21,14 @@ class Calibration:
 @dataclass(frozen=True)
 class HardThreshold(Sparsifier):
     """1. For the first `warmup` steps send the k = ceil(ratio * n) largest elements, and record the least magnitude.
-    2. The mean of these is the threshold from then on: send what is above it, however much or little that is.
+    2. The mean of these is the threshold from then on: send the elements above it, however many.
 
-    For a given volume over the whole training the sum of the steps' errors is least if the threshold never changes:
+    For a given volume over the whole training the sum of the steps' errors is minimal if the threshold is constant:
     more is sent when gradients are large, less when they are small. Needs residual error feedback, whose sums are
     compared with the threshold. `threshold` above 0 skips the calibration.
 
     A. N. Sahu et al., "Rethinking Gradient Sparsification as Total Error Minimization", NeurIPS 2021
-    (arXiv:2108.00951), section 4; the calibration by top-k is how a volume is turned into a threshold here.
+    (arXiv:2108.00951), section 4; here, a volume is converted to a threshold by calibration with top-k.
     """
 
     name = "hardthreshold"

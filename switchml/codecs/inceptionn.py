@@ -1,4 +1,4 @@
-"""INCEPTIONN's floating-point compression: 0, 8, 16 or 32 bits an element, as the error bound allows."""
+"""INCEPTIONN's floating-point compression: 0, 8, 16 or 32 bits per element, depending on the error bound."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from switchml.runtime.jit import kernel
 class Inceptionn(Codec):
     """1. An element within `bound` of 0 takes no bits.
     2. One below 1 is written as sign and fixed-point fraction: with 7 bits of fraction if that is within the bound,
-       otherwise with 15 if that is.
-    3. All others, infinities and NaN among them, are written as they are, 32 bits.
-    4. Send 2-bit tags that say which, then the bytes, the 16-bit and the 32-bit words.
+    otherwise with 15 if that is.
+    3. All others, infinities and NaN among them, are written unchanged, 32 bits.
+    4. Send 2-bit tags for these cases, then the bytes, the 16-bit and the 32-bit words.
 
-    No element changes by more than the bound. (The paper chooses 8 or 16 bits by the exponent alone, which its
-    hardware does in one cycle, and lets the error exceed the bound.)
+    No element changes by more than the bound. (The paper chooses 8 or 16 bits by the exponent alone, which its hardware
+    does in one cycle, and lets the error exceed the bound.)
 
     Y. Li et al., "A Network-Centric Hardware/Algorithm Co-Design to Accelerate Distributed Training of Deep Neural
     Networks", MICRO 2018, section 4.

@@ -1,6 +1,6 @@
-"""Ascending indices in about 2 + log2(n/k) bits each: Elias and Fano's code, whose size depends on k and n alone.
+"""Packs ascending indices in about 2 + log2(n/k) bits each: Elias-Fano code, whose size depends on k and n only.
 
-Of every index the `low` = floor(log2(n/k)) lower bits are packed as they are; the upper parts never decrease and are
+The `low` = floor(log2(n/k)) lower bits of every index are packed unchanged; the upper parts never decrease and are
 written in unary: bit (index >> low) + i is set for the i-th index. (P. Elias, "Efficient storage and retrieval by
 content and address of static files", 1974.)
 """
@@ -16,7 +16,7 @@ def _low_bits(k: int, n: int) -> int:
 
 
 def packed_bytes(k: int, n: int) -> int:
-    """Size of k packed indices below n."""
+    """Return the size of k packed indices below n."""
     if k == 0:
         return 0
     low = _low_bits(k, n)
@@ -24,7 +24,7 @@ def packed_bytes(k: int, n: int) -> int:
 
 
 def pack(indices: np.ndarray, n: int) -> np.ndarray:
-    """uint8[packed_bytes(k, n)] of int64[k], strictly ascending, below n."""
+    """Pack int64[k], strictly ascending, below n, into uint8[packed_bytes(k, n)]."""
     k = indices.size
     packed = np.zeros(packed_bytes(k, n), np.uint8)
     if k:
@@ -34,7 +34,7 @@ def pack(indices: np.ndarray, n: int) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, k: int, n: int) -> np.ndarray:
-    """int64[k] of what `pack` made. Raises PayloadError if these are no k ascending indices below n."""
+    """Invert `pack`, and return int64[k]. Raises PayloadError unless these are k ascending indices below n."""
     if k > n or packed.size != packed_bytes(k, n):
         raise PayloadError(f"{k} indices below {n} in {packed.size} bytes: the payload is damaged")
     indices = np.empty(k, np.int64)
@@ -56,7 +56,7 @@ def _pack(indices: np.ndarray, low: int, lower: np.ndarray, upper: np.ndarray) -
         upper[unary >> 3] |= np.uint8(1 << (unary & 7))
         buffer |= (index & mask) << np.uint64(bits)
         bits += low
-        while bits >= 8:  # low is at most 40 or so, so that 64 bits hold what is left and what comes
+        while bits >= 8:  # low is at most about 40, so that 64 bits hold the remainder and the next index
             lower[place] = np.uint8(buffer & np.uint64(0xFF))
             buffer >>= np.uint64(8)
             bits -= 8

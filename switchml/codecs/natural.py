@@ -1,4 +1,4 @@
-"""Natural compression: every element becomes a power of two."""
+"""Natural compression: rounds every element to a power of two."""
 
 import math
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _NOT_FINITE = 255
 
 @dataclass(frozen=True)
 class Natural(Codec):
-    """1. An element between 2^e and 2^(e+1) becomes one of the two, at random so that the mean is right.
+    """1. Round an element between 2^e and 2^(e+1) to one of the two, at random so that the mean is preserved.
     2. Send, once, the exponent above the largest element's.
-    3. Of each element send 8 bits: the sign, and 0 for zero or how far below that exponent its own is, plus 1.
+    3. Of each element send 8 bits: the sign, and 0 for zero or the difference of that exponent and its own, plus 1.
 
-    Unbiased down to zero: what is more than 2^125 below the largest (or below 2^-126) becomes 0 or the least power that
+    Unbiased down to zero: elements more than 2^125 below the largest (or below 2^-126) become 0 or the least power that
     has a code. Only magnitudes beyond 2^127 are always rounded down, to 2^127. A vector with an infinity or NaN decodes
-    to NaN. Powers of two do not add up, so the payloads are gathered.
+    to NaN. Powers of two are not closed under addition, so the payloads are gathered.
 
     S. Horváth et al., "Natural Compression for Distributed Deep Learning", MSML 2022 (arXiv:1905.10988), section 2.
     """
@@ -57,7 +57,7 @@ class Natural(Codec):
 
 @kernel
 def _round(x: np.ndarray, top: int, lowest: int, low: np.uint32, high: np.uint32, codes: np.ndarray) -> None:
-    """Codes of x, float32[n]; `top`: the exponent of code 1, `lowest`: the least exponent that has one."""
+    """Compute the codes of x, float32[n]; `top`: the exponent of code 1, `lowest`: the least exponent with a code."""
     least, inverse = np.float32(2.0**lowest), np.float32(2.0**-lowest)
     bits = x.view(np.uint32)
     for i in range(x.size):

@@ -1,4 +1,4 @@
-"""1-bit SGD: each element becomes the mean of all of its sign."""
+"""1-bit SGD: replaces each element by the mean of all elements of its sign."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from switchml.runtime.jit import kernel
 @dataclass(frozen=True)
 class OneBit(Codec):
     """1. Take the mean of the negative elements, and that of the others (0 of none).
-    2. Send the two means (float32) and a bit an element.
+    2. Send the two means (float32) and one bit per element.
 
-    The mean of all elements is kept. Trained with residual error feedback.
+    The mean of all elements is preserved. Trained with residual error feedback.
 
     F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
     Speech DNNs", Interspeech 2014, section 3.
@@ -44,8 +44,8 @@ class OneBit(Codec):
 
 @kernel
 def _sums(x: np.ndarray) -> tuple[float, float]:
-    """The sum of the elements that are not negative, and that of the others."""
-    above, below = np.zeros(8), np.zeros(8)  # eight sums side by side: one would wait for itself at every element
+    """Return the sum of the non-negative elements, and that of the others."""
+    above, below = np.zeros(8), np.zeros(8)  # eight independent sums: a single one would be serial
     for i in range(x.size):
         value = np.float64(x[i])
         is_negative = value < 0

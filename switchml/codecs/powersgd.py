@@ -1,4 +1,4 @@
-"""PowerSGD: a gradient matrix as the product of two thin ones, both of which the aggregator can add."""
+"""PowerSGD: a gradient matrix as the product of two low-rank factors, both of which the aggregator can add."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from switchml.errors import PayloadError
 
 @dataclass
 class Factor:
-    """The state: Q of the last step (float32[columns, rank]), with which the next power iteration starts."""
+    """State: Q of the last step (float32[columns, rank]), which starts the next power iteration."""
 
     q: np.ndarray | None = None
 
@@ -60,7 +60,7 @@ class PowerSgd(Codec):
         return Factor()
 
     def payload_bytes(self, n: int, shape: tuple[int, ...] | None = None) -> int:
-        """For a vector without a shape, or a tensor of this one."""
+        """Return the payload size for a vector without a shape, or a tensor of this shape."""
         return HEADER_BYTES + self._body_bytes(n, *matrix_shape(n, shape))
 
     def _body_bytes(self, n: int, rows: int, columns: int) -> int:
@@ -116,7 +116,8 @@ class PowerSgd(Codec):
 
 
 def matrix_shape(n: int, shape: tuple[int, ...] | None = None) -> tuple[int, int]:
-    """Rows and columns of the matrix that n elements are seen as; one row if the tensor has but one dimension."""
+    """Return rows and columns of the matrix that n elements are viewed as; one row if the tensor has a single
+    dimension."""
     if shape is not None and math.prod(shape) == n:
         return (shape[0], n // shape[0]) if len(shape) > 1 and n else (1, n)
     rows = max(1, math.isqrt(n))
@@ -132,10 +133,10 @@ def _matrix(x: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _orthonormal(p: np.ndarray) -> np.ndarray:
-    """The Q of p's QR decomposition; NaN if p holds what is not finite."""
+    """Return the Q of p's QR decomposition; NaN if p has values that are not finite."""
     if not np.isfinite(p).all():
         return np.full_like(p, np.nan)
-    # A scale of its own for each column: squares of tiny or huge ones would leave float32.
+    # A scale for each column: squares of tiny or huge values would exceed float32's range.
     scale = np.abs(p).max(axis=0)
     return np.ascontiguousarray(np.linalg.qr(p / np.where(scale > 0, scale, 1))[0], np.float32)
 

@@ -1,4 +1,4 @@
-"""QSGD: dithered levels of each bucket's norm."""
+"""QSGD: randomly rounded levels of each bucket's norm."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,15 @@ from switchml.codecs.quantize import bucket_norms, dithered, level_bytes, pack_l
 
 @dataclass(frozen=True)
 class Qsgd(Codec):
-    """1. Cut the vector into buckets; take each bucket's norm.
-    2. The level of an element is its magnitude / norm * levels, rounded up or down at random so that the mean is right.
+    """1. Divide the vector into buckets; take each bucket's norm.
+    2. The level of an element is its magnitude / norm * levels, rounded up or down at random so that the mean is
+    preserved.
     3. Send the norms (float32) and the signed levels, ceil(log2(2 * levels + 1)) bits each.
 
-    Unbiased. The norms differ from rank to rank, so the payloads are gathered; `globalqsgd` shares one norm.
+    Unbiased. The norms differ between ranks, so the payloads are gathered; `globalqsgd` shares one norm.
 
     D. Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017
-    (arXiv:1610.02132), section 3.1; its Elias coding is left out. norm=max: V. Gandikota et al. (arXiv:1911.07971).
+    (arXiv:1610.02132), section 3.1; its Elias coding is omitted. norm=max: V. Gandikota et al. (arXiv:1911.07971).
     """
 
     name = "qsgd"

@@ -1,8 +1,8 @@
-"""What quantizers share: norms that show infinities and NaN, dithering (rounding up or down at random, so that the mean
-is right), and the exchange of integers that share one scale.
+"""Common parts of quantizers: norms that propagate infinities and NaN, dithering (random rounding up or down that
+preserves the mean), and the exchange of integers with a shared scale.
 
-The norm of a vector (or bucket) that holds an infinity or NaN is not finite; its levels are 0, and it decodes to NaN:
-0 times infinity, or NaN.
+The norm of a vector (or bucket) that holds an infinity or NaN is not finite; its levels are 0, and it decodes to NaN: 0
+times infinity, or NaN.
 """
 
 import math
@@ -20,29 +20,29 @@ from switchml.runtime.jit import kernel
 class SharedScale(Codec):
     """Base of the codecs whose ranks agree on one scale, so that the aggregator can add their integers.
 
-    1. Every rank prepares its vector and finds its scale; the ranks take the maximum.
-    2. Every rank turns its vector into integers of magnitudes up to `most`.
+    1. Every rank prepares its vector and computes its scale; the ranks take the maximum.
+    2. Every rank converts its vector to integers of magnitudes up to `most`.
     3. The aggregator adds them, in the narrowest lanes that hold the sum.
-    4. The mean is what the sum is worth, divided by the number of ranks.
+    4. The mean is the dequantized sum, divided by the number of ranks.
     """
 
     aggregation = SUM
 
     @property
     def most(self) -> int:
-        """The largest magnitude of the integers."""
+        """Largest magnitude of the integers."""
         raise NotImplementedError
 
     def prepare(self, x: Floats, context: StepContext) -> tuple[Floats, Floats]:
-        """The vector to quantize (not necessarily x itself), and its scale, float32[1]."""
+        """Return the vector to quantize (not necessarily x itself), and its scale, float32[1]."""
         return x, np.array([largest(x)])
 
     def quantize(self, prepared: Floats, scale: Floats, context: StepContext) -> Array:
-        """Integers, int16[n]."""
+        """Return the quantized vector, int16[n]."""
         return dithered(prepared, scale, self.most, context)
 
     def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
-        """float32[n]: the mean, of a sum of integers of `world` ranks. `key`: `StepContext.shared_key`."""
+        """Return the mean, float32[n], from a sum of integers of `world` ranks. `key`: `StepContext.shared_key`."""
         raise NotImplementedError
 
     def exchange(self, state: Any, x: Floats, context: StepContext) -> Exchange:
@@ -57,36 +57,37 @@ class SharedScale(Codec):
 
 
 def lanes(most: int, world: int) -> str:
-    """The narrowest integers that hold the sum of `world` numbers of magnitudes up to `most`."""
+    """Return the narrowest integer type that holds the sum of `world` numbers of magnitudes up to `most`."""
     return next(name for name in ("int8", "int16", "int32") if most * world <= np.iinfo(name).max)
 
 
 def dithered(x: Floats, norms: Floats, most: int, context: StepContext, bucket: int = 0) -> Array:
-    """int16[n], the signed levels of x up to `most`. Each `bucket` elements share a norm; 0: all elements share one."""
+    """Return the signed levels of x up to `most`, int16[n]. Each `bucket` elements share a norm; 0: all elements share
+    one."""
     levels = np.empty(x.size, np.int16)
     dither(x, norms, bucket or max(x.size, 1), most, *halves(context.private_key()), levels)
     return levels
 
 
 def undithered(levels: Array, norms: Floats, most: int, bucket: int = 0) -> Floats:
-    """float32[n] of signed levels, or of sums of them: level / most * norm."""
+    """Return float32[n] from signed levels, or sums of them: level / most * norm."""
     x = np.empty(levels.size, np.float32)
     undither(levels, norms, bucket or max(x.size, 1), most, x)
     return x
 
 
 def level_bytes(n: int, most: int) -> int:
-    """Size of n packed levels."""
+    """Return the size of n packed levels."""
     return bitpack.packed_bytes(n, bitpack.width(2 * most + 1))
 
 
 def pack_levels(levels: Array, most: int) -> Bytes:
-    """Signed levels (int16[n]) of magnitudes up to `most`, ceil(log2(2 * most + 1)) bits each."""
+    """Pack signed levels (int16[n]) of magnitudes up to `most`, ceil(log2(2 * most + 1)) bits each."""
     return bitpack.pack((levels + np.int16(most)).view(np.uint16), bitpack.width(2 * most + 1))
 
 
 def unpack_levels(codec: Codec, packed: Bytes, most: int, n: int) -> Array:
-    """int16[n] of what `pack_levels` returned. Raises PayloadError if a magnitude is above `most`."""
+    """Invert `pack_levels`, and return int16[n]. Raises PayloadError if a magnitude is above `most`."""
     codes = bitpack.unpack(packed, bitpack.width(2 * most + 1), np.empty(n, np.uint16))
     if n and codes.max() > 2 * most:
         raise PayloadError(f"{codec.name}: a level of {int(codes.max()) - most}: expected at most {most}")
@@ -94,7 +95,7 @@ def unpack_levels(codec: Codec, packed: Bytes, most: int, n: int) -> Array:
 
 
 def largest(x: np.ndarray) -> np.float32:
-    """The largest magnitude in x, float32[n]; NaN if there is one, 0 if x is empty."""
+    """Return the largest magnitude in x, float32[n]; NaN if there is any, 0 if x is empty."""
     return np.uint32(_largest(x.view(np.uint32))).view(np.float32)
 
 
@@ -109,7 +110,8 @@ def _largest(bits: np.ndarray) -> np.uint32:
 
 @kernel
 def bucket_norms(x: np.ndarray, bucket: int, is_l2: bool, norms: np.ndarray) -> None:
-    """The Euclidean norm (or the largest magnitude) of each `bucket` elements of x, float32[n], to norms, float32."""
+    """Write the Euclidean norm (or the largest magnitude) of each `bucket` elements of x, float32[n], to norms,
+    float32."""
     largest_value = np.empty(1, np.float32)
     largest_bits = largest_value.view(np.uint32)
     for b in range(norms.size):
@@ -132,7 +134,7 @@ def bucket_norms(x: np.ndarray, bucket: int, is_l2: bool, norms: np.ndarray) -> 
 def dither(
     x: np.ndarray, norms: np.ndarray, bucket: int, levels: int, low: np.uint32, high: np.uint32, out: np.ndarray
 ) -> None:
-    """Signed levels (int16[n]) of x, float32[n], whose magnitudes are at most their bucket's norm.
+    """Write signed levels of x, float32[n], to `out`, int16[n]; magnitudes are at most their bucket's norm.
 
     The level of a magnitude m is m / norm * levels, rounded up with the probability of its fraction.
     """
@@ -152,7 +154,7 @@ def dither(
 
 @kernel
 def undither(levels: np.ndarray, norms: np.ndarray, bucket: int, count: int, x: np.ndarray) -> None:
-    """x, float32[n], of signed levels (int16[n], or the lanes of a sum): level / count * norm."""
+    """Write x, float32[n], from signed levels (int16[n], or the lanes of a sum): level / count * norm."""
     inverse = np.float32(1 / count)
     for b in range(norms.size):
         some, some_levels = x[b * bucket : (b + 1) * bucket], levels[b * bucket : (b + 1) * bucket]

@@ -1,4 +1,4 @@
-"""Random-k: the same random elements on all ranks, so that the values alone are sent, and added."""
+"""Random-k: the same random elements on all ranks, so that only values are sent, and added."""
 
 import math
 from dataclasses import dataclass
@@ -29,14 +29,15 @@ class RandomK(Codec):
     """1. Draw k = ceil(ratio * n) different indices from (seed, step, name): the same on all ranks.
     2. Send the values there; the aggregator adds them as a dense vector of k floats.
 
-    With `unbiased` the values are multiplied by n / k, so that the mean is right without error feedback, which
-    otherwise adds what was not drawn to the next step's. A payload holds the 8 bytes that the indices are drawn from.
+    With `unbiased` the values are multiplied by n / k, which preserves the mean without error feedback; otherwise,
+    error feedback adds elements that were not drawn to the next step's. A payload holds the 8 bytes from which the
+    indices are derived.
 
     The indices are the first k of a permutation of all n: a Feistel network of 4 rounds over the least power of 4 that
-    is not below n, walked until it falls below n.
+    is not below n, iterated until it falls below n.
 
-    S. U. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (arXiv:1809.07599); shared seeds as in GRACE
-    (ICDCS 2021).
+    S. U. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (arXiv:1809.07599); shared seeds as in GRACE (ICDCS
+    2021).
     """
 
     name = "randomk"

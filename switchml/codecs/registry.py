@@ -1,4 +1,4 @@
-"""All codecs and kinds of error feedback by name, and the parser of their texts, such as "topk:ratio=0.01"."""
+"""All codecs and kinds of error feedback by name, and the parser of specifications such as "topk:ratio=0.01"."""
 
 from typing import TypeVar
 
@@ -39,33 +39,33 @@ _OTHERS = (PowerSgd, Szx)
 CODECS: dict[str, type[Codec]] = {
     codec.name: codec for codec in (*_FLOATS, *_SPARSIFIERS, *_QUANTIZERS, *_SIGNS, *_OTHERS)
 }
-"""Name → class."""
+"""Codec name → class."""
 
 ERROR_FEEDBACKS: dict[str, type[ErrorFeedback]] = {
     kind.name: kind for kind in (NoErrorFeedback, Residual, DgcFeedback, EfSignSgdFeedback, PowerSgdFeedback)
 }
-"""Name → class."""
+"""Error feedback name → class."""
 
 _Settings = TypeVar("_Settings", bound=CodecSettings)
 
 
 def parse(text: str) -> Codec:
-    """The codec that `text` specifies: "NAME" or "NAME:key=value,key=value". Raises ConfigError."""
+    """Return the codec specified by `text`: "NAME" or "NAME:key=value,key=value". Raises ConfigError."""
     return parse_settings("codec", CODECS, text)
 
 
 def parse_error_feedback(text: str) -> ErrorFeedback:
-    """The error feedback that `text` specifies, in the same syntax. Raises ConfigError."""
+    """Return the error feedback specified by `text`, in the same syntax. Raises ConfigError."""
     return parse_settings("memory", ERROR_FEEDBACKS, text)
 
 
 def by_number(number: int) -> type[Codec] | None:
-    """The codec with this number in payload headers; None if there is none."""
+    """Return the codec with this number in payload headers; None if there is none."""
     return next((codec for codec in CODECS.values() if codec.number == number), None)
 
 
 def parse_settings(kind: str, table: dict[str, type[_Settings]], text: str) -> _Settings:
-    """The settings that `text` specifies, of a class in `table`. `kind` is the noun in error messages. Raises
+    """Return the settings specified by `text`, of a class in `table`. `kind` is the noun in error messages. Raises
     ConfigError."""
     name, colon, rest = text.strip().partition(":")
     if name not in table:

@@ -1,7 +1,8 @@
-"""Which elements of a vector are largest in magnitude, exactly, or above a threshold: where all sparsifiers begin.
+"""Selection of the elements of a vector with the largest magnitudes, exactly, or above a threshold, as used by all
+sparsifiers.
 
-Magnitudes are compared as the integers that their bits are, which orders floats, with infinities above all numbers and
-NaN above those: what is not finite is always selected, so that it is seen at the other end.
+Magnitudes are compared as the integers of their bits, which orders floats, with infinities above all numbers and NaN
+above those: values that are not finite are always selected, so that the receiver sees them.
 """
 
 import numpy as np
@@ -11,21 +12,22 @@ from switchml.codecs.base import Floats
 from switchml.runtime.jit import kernel
 
 _SMALL = 4096
-"""Below this many elements NumPy's partition is as fast as anything."""
+"""Below this many elements NumPy's partition is equally fast."""
 
 _SAMPLE = 8192
 _GROUP = 16
-"""Elements that are looked at together: most groups hold no candidate, and asking that costs a few instructions."""
+"""Elements tested together: most groups contain no candidate, which a few instructions determine."""
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 def top_k(x: np.ndarray, k: int) -> np.ndarray:
-    """Indices (int64[k], ascending) of the k largest magnitudes of x, float32[n]; of equals those of lower index.
+    """Return the indices (int64[k], ascending) of the k largest magnitudes of x, float32[n]; among equals, those of
+    lower index.
 
-    1. Guess a threshold from a sample, a little too low.  2. Collect what reaches it.  3. If that is not enough, or far
-    too much, find the threshold's upper 16 bits by counting all elements, and collect again.  4. Select exactly among
-    what was collected.
+    1. Estimate a threshold from a sample, slightly too low.  2. Collect the elements that reach it.  3. If these are
+    not enough, or far too many, determine the threshold's upper 16 bits by a histogram of all elements, and collect
+    again.  4. Select exactly among the collected elements.
     """
     n = x.size
     k = min(k, n)
@@ -57,18 +59,18 @@ def top_k(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def ordered_bits(values: Floats) -> npt.NDArray[np.int32]:
-    """int32[m] in the order of float32[m] (NaN above all, -0 as 0); `floats_of` undoes it."""
+    """Map float32[m] to int32[m] of the same order (NaN above all, -0 as 0); `floats_of` is the inverse."""
     bits = np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0)).astype(np.float32).view(np.int32)
     return np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
 
 
 def floats_of(ordered: npt.NDArray[np.int32]) -> Floats:
-    """float32[m] of int32[m] in the order of floats."""
+    """Map int32[m] in the order of floats back to float32[m]."""
     return np.where(ordered < 0, ordered ^ np.int32(0x7FFFFFFF), ordered).astype(np.int32).view(np.float32)
 
 
 def _exactly(indices: np.ndarray, magnitudes: np.ndarray, k: int) -> np.ndarray:
-    """Those k of `indices` (ascending) whose `magnitudes` are largest."""
+    """Return the k of `indices` (ascending) with the largest `magnitudes`."""
     if k == indices.size:
         return indices.copy()
     threshold = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
@@ -80,7 +82,8 @@ def _exactly(indices: np.ndarray, magnitudes: np.ndarray, k: int) -> np.ndarray:
 
 
 def above(x: np.ndarray, threshold: float) -> np.ndarray:
-    """Indices (int64[…], ascending) of the elements of x, float32[n], whose magnitude is above `threshold`, or NaN."""
+    """Return the indices (int64[…], ascending) of the elements of x, float32[n], whose magnitude is above `threshold`,
+    or NaN."""
     bits = x.view(np.uint32)
     with np.errstate(over="ignore"):
         least = np.float32(max(threshold, 0)).view(np.uint32) + np.uint32(1)
@@ -91,7 +94,7 @@ def above(x: np.ndarray, threshold: float) -> np.ndarray:
 
 @kernel
 def count_reaching(bits: np.ndarray, threshold: np.uint32) -> int:
-    """How many magnitudes (bits of float32) are at least `threshold` (uint32)."""
+    """Return the number of magnitudes (bits of float32) that are at least `threshold` (uint32)."""
     count = 0
     for i in range(bits.size):
         count += (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold
@@ -100,9 +103,9 @@ def count_reaching(bits: np.ndarray, threshold: np.uint32) -> int:
 
 @kernel
 def _collect(bits: np.ndarray, threshold: np.uint32, indices: np.ndarray) -> int:
-    """Write the indices of magnitudes of at least `threshold` until `indices` is full; return how many there are.
+    """Write the indices of magnitudes of at least `threshold` until `indices` is full; return their number.
 
-    Writes first and counts after: up to _GROUP places at the end are for that.
+    Writes unconditionally and then counts, for which it needs up to _GROUP extra entries at the end.
     """
     count, room = 0, indices.size - _GROUP
     whole = bits.size - bits.size % _GROUP
@@ -127,6 +130,6 @@ def _collect(bits: np.ndarray, threshold: np.uint32, indices: np.ndarray) -> int
 
 @kernel
 def _count(bits: np.ndarray, counts: np.ndarray) -> None:
-    """Histogram of the magnitudes' upper 15 bits."""
+    """Compute the histogram of the magnitudes' upper 15 bits."""
     for i in range(bits.size):
         counts[(bits[i] >> np.uint32(16)) & np.uint32(0x7FFF)] += 1

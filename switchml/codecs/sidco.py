@@ -1,4 +1,4 @@
-"""SIDCo: the threshold of top-k, from a distribution fitted to the magnitudes."""
+"""SIDCo: estimates the threshold of top-k from a distribution fitted to the magnitudes."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from switchml.runtime.jit import kernel
 
 _MOST_STAGES = 8
 _PERIOD = 5
-"""Steps after which the number of stages is adjusted."""
+"""Number of steps after which the number of stages is adjusted."""
 
 
 @dataclass
 class Stages:
-    """The state: how many stages are in use, and the share of the elements that each of the last steps sent."""
+    """State: the number of stages, and the share of the elements that each of the last steps sent."""
 
     count: int = 1
     sent: list[float] = field(default_factory=list)
@@ -26,10 +26,10 @@ class Stages:
 @dataclass(frozen=True)
 class Sidco(Sparsifier):
     """1. Fit the distribution to the magnitudes by their mean (and variance). Its quantile at 1 - d is a threshold that
-       a share d of the elements exceeds: with one stage d = ratio, with more d = 0.25 in all but the last.
-    2. Fit it again to what exceeds the threshold, less the threshold, and go on until all stages are done.
+    a share d of the elements exceeds: with one stage d = ratio, with more d = 0.25 in all but the last.
+    2. Fit it again to the excesses over the threshold, and continue until all stages are done.
     3. Every 5 steps compare the share that was sent with `ratio`: one stage more if it was over 1.2 times that, one
-       less if it was below 0.8 times.
+    less if it was below 0.8 times.
     4. Send the elements above the threshold.
 
     Takes one pass over the elements for each stage, and never sorts.
@@ -87,7 +87,8 @@ class Sidco(Sparsifier):
 
 @kernel
 def _exceedances(x: np.ndarray, threshold: np.float32, is_strict: bool) -> tuple[int, float, float]:
-    """Count, mean and variance of magnitude - threshold over the elements above it (of all, unless `is_strict`)."""
+    """Return count, mean and variance of magnitude - threshold over the elements above it (over all, unless
+    `is_strict`)."""
     count, total, squares = 0, 0.0, 0.0
     for i in range(x.size):
         beyond = np.float64(abs(x[i])) - np.float64(threshold)

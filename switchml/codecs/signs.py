@@ -1,4 +1,4 @@
-"""What sign codecs share: one bit an element, and votes."""
+"""Common parts of sign codecs: one bit per element, and votes."""
 
 from typing import Any
 
@@ -9,30 +9,30 @@ from switchml.codecs.quantize import lanes
 
 
 def pack(is_negative: np.ndarray) -> np.ndarray:
-    """uint8[ceil(n / 8)] of bool[n], the first in the lowest bit."""
+    """Pack bool[n] into uint8[ceil(n / 8)], the first in the lowest bit."""
     return np.packbits(is_negative, bitorder="little")
 
 
 def unpack(packed: np.ndarray, n: int) -> np.ndarray:
-    """uint8[n], 1 where an element is negative."""
+    """Unpack to uint8[n], 1 where an element is negative."""
     return np.unpackbits(packed, count=n, bitorder="little")
 
 
 def signs(is_negative: np.ndarray) -> np.ndarray:
-    """int8[n] of bool[n] or uint8[n]: -1 where it is set, else +1."""
+    """Convert bool[n] or uint8[n] to int8[n]: -1 where set, else +1."""
     return np.int8(1) - np.int8(2) * is_negative.astype(np.int8)
 
 
 class Voter(Codec):
-    """Base of the codecs that send nothing but signs; the sign of most ranks is the result. NaN counts as positive.
+    """Base of the codecs that send only signs; the result is the majority's sign. NaN counts as positive.
 
-    Each rank adds +1 or -1 in int8 lanes (int16 above 127 ranks). Where ranks are equally divided the result is 0.
+    Each rank adds +1 or -1 in int8 lanes (int16 above 127 ranks). If ranks are equally divided the result is 0.
     """
 
     aggregation = VOTE
 
     def is_negative(self, state: Any, x: np.ndarray) -> np.ndarray:
-        """bool[n]: the elements of which this rank says -1."""
+        """Return the elements for which this rank votes -1, bool[n]."""
         return x < 0
 
     def body_bytes(self, n: int) -> int:

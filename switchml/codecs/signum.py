@@ -10,7 +10,7 @@ from switchml.codecs.signs import Voter
 
 @dataclass
 class Momentum:
-    """The state: the vector's moving average, float32[n]; None before the first step."""
+    """State: the vector's moving average, float32[n]; None before the first step."""
 
     average: np.ndarray | None = None
 

@@ -1,4 +1,4 @@
-"""SketchML's quantile buckets: every element becomes the mean of its quantile."""
+"""SketchML's quantile buckets: replaces every element by the mean of its quantile."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from switchml.errors import PayloadError
 from switchml.runtime.jit import int64, kernel
 
 _SAMPLE = 1 << 15
-"""Elements that quantiles are estimated from: 256 buckets then differ by less than a tenth of their size."""
+"""Number of elements from which quantiles are estimated: 256 buckets then differ by less than a tenth of their size."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Sketch(Codec):
 
 @kernel
 def _encode(x: np.ndarray, edges: np.ndarray, codes: np.ndarray, means: np.ndarray) -> None:
-    """Bucket of each x among the ascending edges, and the buckets' means (0 of an empty one).
+    """Compute the bucket of each x among the ascending edges, and the buckets' means (0 for an empty one).
 
-    The upper 16 bits of a float say where among the edges to begin; few edges share them.
+    The upper 16 bits of a float determine where among the edges to begin; few edges share them.
     """
     starts = np.zeros(1 << 16, np.uint16)
     least = np.empty(1, np.float32)

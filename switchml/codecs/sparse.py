@@ -1,4 +1,4 @@
-"""What all sparsifiers share: k elements by index and value, packed, and added over the ranks.
+"""Common parts of sparsifiers: k elements by index and value, packed, and added over the ranks.
 
 A payload's body: k as little-endian uint64, the indices (`indices.py`), the values as float32.
 """
@@ -16,12 +16,12 @@ _COUNT_BYTES = 8
 
 
 def sparse_bytes(k: int, n: int) -> int:
-    """Size of the payload's body of k out of n elements."""
+    """Return the size of the payload body of k out of n elements."""
     return _COUNT_BYTES + packing.packed_bytes(k, n) + 4 * k
 
 
 class Sparsifier(base.Codec):
-    """Base of the codecs that send some elements as they are. Subclasses implement `select`."""
+    """Base of the codecs that send some elements unchanged. Subclasses implement `select`."""
 
     aggregation = base.SPARSE_SUM
     error_feedback = "residual"
@@ -29,11 +29,12 @@ class Sparsifier(base.Codec):
     """Whether the number of elements sent depends on the vector's length alone."""
 
     def select(self, state: Any, x: Floats, context: StepContext) -> Indices:
-        """Indices (int64[k], ascending) of the elements of x to send."""
+        """Return the indices (int64[k], ascending) of the elements of x to send."""
         raise NotImplementedError
 
     def sparsify(self, state: Any, x: Floats, context: StepContext) -> tuple[Indices, Floats, Bytes]:
-        """Indices (int64[k], ascending) and values (float32[k]) to send, and the payload's body, which packs both."""
+        """Return indices (int64[k], ascending) and values (float32[k]) to send, and the payload body, which packs
+        both."""
         indices = self.select(state, x, context)
         values = x[indices]
         count = np.array([indices.size], "<u8")
@@ -52,7 +53,7 @@ class Sparsifier(base.Codec):
 
 
 def elements(body: Bytes, n: int) -> tuple[Indices, Floats]:
-    """Indices (int64[k]) and values (float32[k]) in a sparse payload's body. Raises PayloadError."""
+    """Return indices (int64[k]) and values (float32[k]) of a sparse payload body. Raises PayloadError."""
     if body.size < _COUNT_BYTES:
         raise PayloadError(f"a sparse payload body of {body.size} bytes: expected at least {_COUNT_BYTES}")
     [[k], body] = base.split(body, ("<u8", 1))

@@ -1,4 +1,4 @@
-"""SZx: error-bounded compression of floats by nothing but additions, shifts and byte copies.
+"""SZx: error-bounded compression of floats that uses only additions, shifts and byte copies.
 
 A payload's body is SZx's stream (version 1.1, its fast mode without random access), byte for byte:
 
@@ -6,8 +6,8 @@ A payload's body is SZx's stream (version 1.1, its fast mode without random acce
     highest bit | medians of the constant blocks, float32 | each other block: required length in bits (1 byte), median
     (float32), 2-bit leading codes (first in the highest bits), the bytes that are left of each value, lowest first
 
-Integers and medians are big-endian. Where a block would break its bound by rounding, or has infinities or NaN, it is
-written with a required length of 32 and a median of 0, which is lossless and which any reader of the stream takes.
+Integers and medians are big-endian. If rounding would exceed a block's bound, or it has infinities or NaN, it is
+written with a required length of 32 and a median of 0, which is lossless and valid for any reader of the stream.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Szx(Codec):
 
 
 def finite_range(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
-    """Largest less least finite element of x; `low` and `high` are the blocks' extremes."""
+    """Return the largest minus the least finite element of x; `low` and `high` are the blocks' extremes."""
     if x.size == 0:
         return 0.0
     ends = floats_of(np.array([low.min(), high.max()], np.int32))

@@ -1,8 +1,8 @@
-"""SZx's compiled loops: block extremes, encoding and decoding, over plain arrays. `szx.py` explains the stream.
+"""SZx's compiled loops: block extremes, encoding and decoding, over plain arrays. `szx.py` documents the stream.
 
-Floats are compared and truncated as the integers that their bits are. Loops without a branch are kept apart from the
-one loop of each direction that must go element by element, and run over slices from 0 on (a sum of signed indices might
-be negative for all the compiler knows), so that all others become vector instructions.
+Floats are compared and truncated as the integers of their bits. To vectorize all other loops, branch-free loops are
+separate from the one loop of each direction that must go element by element, and run over slices from 0 on (the
+compiler could not exclude that a sum of signed indices is negative).
 """
 
 import math
@@ -23,13 +23,14 @@ _DAMAGED = -1
 
 @kernel(inline=True)
 def _float_of(ordered: Any) -> np.int32:
-    """The float32 that is at this place in the order of floats."""
+    """Return the float32 bits at this position in the order of floats."""
     return np.int32(ordered ^ ((ordered >> 31) & 0x7FFFFFFF))
 
 
 @kernel
 def extremes(bits: np.ndarray, block: int, low: np.ndarray, high: np.ndarray) -> None:
-    """For each block of float32 bits (int32[n]) its least and largest element, as integers in the floats' order."""
+    """Write the least and largest element of each block of float32 bits (int32[n]), as integers in the floats'
+    order."""
     for b in range(low.size):
         some = bits[b * block : (b + 1) * block]
         least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
@@ -43,10 +44,10 @@ def extremes(bits: np.ndarray, block: int, low: np.ndarray, high: np.ndarray) ->
 
 @kernel
 def _plan(low: Any, high: Any, ends: np.ndarray, bound: float) -> tuple[int, np.float32]:
-    """How a block is written: required length in bits (0: constant, 32 with a median of 0: as it is) and its median.
+    """Return a block's required length in bits (0: constant; 32 with a median of 0: unchanged) and its median.
 
-    `ends`: float32[2], room to look at bits as floats. A value less the median is cut to its required length, by which
-    it loses less than half the bound; two roundings, of the difference here and of the sum in the decoder, must fit
+    `ends`: float32[2], scratch memory to view bits as floats. Truncating a value minus the median to its required
+    length loses less than half the bound; two roundings, of the difference here and of the sum in the decoder, must fit
     into the other half.
     """
     words = ends.view(np.int32)
@@ -61,7 +62,7 @@ def _plan(low: Any, high: Any, ends: np.ndarray, bound: float) -> tuple[int, np.
     reach = max(np.float64(most) - np.float64(median), np.float64(median) - np.float64(least))
     if reach <= bound:
         return 0, median
-    # Exponents of float32 numbers, at least that of the denormals; of the bound as float64 has it.
+    # Exponents of float32 numbers, at least that of the denormals; that of the bound in float64.
     ends[0] = np.float32(reach)
     ends[1] = max(abs(least), abs(most))
     spread = max(((words[0] >> 23) & 0xFF) - 127, -126)
@@ -84,9 +85,10 @@ def encode(
     medians: np.ndarray,
     out: np.ndarray,
 ) -> int:
-    """Write the stream of x, float32[n], to `out`, uint8[enough]; its size.
+    """Write the stream of x, float32[n], to `out`, uint8[enough]; return its size.
 
-    `low`, `high`: the result of `extremes`. `lengths` (uint8) and `medians` (float32), one a block, are work space.
+    `low`, `high`: the result of `extremes`. `lengths` (uint8) and `medians` (float32), one per block, are scratch
+    arrays.
     """
     bits = x.view(np.uint32)
     ends = np.empty(2, np.float32)
@@ -154,7 +156,7 @@ def encode(
 
 @kernel(inline=True)
 def _equal_bytes(difference: Any) -> np.uint8:
-    """How many upper bytes of 32 bits are 0, at most 3."""
+    """Return the number of upper bytes of 32 bits that are 0, at most 3."""
     return np.uint8(
         (difference < np.uint32(1 << 24)) + (difference < np.uint32(1 << 16)) + (difference < np.uint32(1 << 8))
     )
@@ -162,7 +164,7 @@ def _equal_bytes(difference: Any) -> np.uint8:
 
 @kernel
 def constant_blocks(body: np.ndarray, blocks: int) -> int:
-    """How many of the blocks are constant by the bitmap, which must fit into the body, and by the count before it; -1
+    """Return the number of constant blocks by the bitmap, which must fit into the body, and by the count before it; -1
     if the two disagree or the unused bits are not 0."""
     declared = 0
     for i in range(8):
@@ -178,7 +180,8 @@ def constant_blocks(body: np.ndarray, blocks: int) -> int:
 
 @kernel
 def decode(body: np.ndarray, block: int, constants: int, x: np.ndarray) -> bool:
-    """Read a stream whose bitmap and medians fit into `body` (uint8) to x, float32[n]; whether it was one, and all."""
+    """Decode a stream whose bitmap and medians fit into `body` (uint8) to x, float32[n]; return whether it was valid
+    and complete."""
     base = body.ctypes.data
     blocks = (x.size + block - 1) // block
     constant_at = FIXED_BYTES + (blocks + 7) // 8
@@ -216,8 +219,8 @@ def decode(body: np.ndarray, block: int, constants: int, x: np.ndarray) -> bool:
             fresh[i] = np.uint32(0xFFFFFFFF) >> (lead * np.uint32(8)) >> unused
             counts[i] = size - lead if size > lead else np.uint32(0)
         at = data_at
-        # The upper bytes that equal the previous value's come from there, the others from the stream: of the four bytes
-        # read, those past this value's own fall on bytes that are not fresh, or out of the word.
+        # The upper bytes that equal the previous value's are copied from it, the others from the stream: of the four
+        # bytes read, those beyond this value's own fall on bytes that are not fresh, or out of the word.
         previous = np.uint32(0)
         if at + 4 * count <= body.size:
             for i in range(count):

@@ -1,4 +1,4 @@
-"""TernGrad: every element is -1, 0 or +1 times the largest."""
+"""TernGrad: rounds every element to -1, 0 or +1 times the largest."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class TernGrad(SharedScale):
     3. An element becomes its sign times the scale with probability magnitude / scale, and 0 otherwise.
     4. The aggregator adds the -1, 0, +1, in int8 lanes up to 127 ranks; mean: sum / ranks * scale.
 
-    Packed 5 elements a byte (3^5 = 243). Unbiased but for the clipping; clip=0 is none.
+    Packed 5 elements per byte (3^5 = 243). Unbiased except for the clipping; clip=0 disables it.
 
     W. Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS 2017
     (arXiv:1705.07878), section 3; the shared scale is its section 3.2's "scaler sharing".
@@ -66,7 +66,7 @@ class TernGrad(SharedScale):
 
 @kernel
 def _pack(signs: np.ndarray, packed: np.ndarray) -> None:
-    """Signs (-1, 0, 1) to digits of base 3 (sign + 1), the first in the lowest place."""
+    """Pack signs (-1, 0, 1) as base-3 digits (sign + 1), the first in the lowest place."""
     for j in range(packed.size):
         byte, place = 0, 1
         for i in range(5 * j, min(5 * j + 5, signs.size)):
@@ -77,7 +77,7 @@ def _pack(signs: np.ndarray, packed: np.ndarray) -> None:
 
 @kernel
 def _unpack(packed: np.ndarray, signs: np.ndarray) -> bool:
-    """What `_pack` packed; whether all bytes were such."""
+    """Invert `_pack`; return whether all bytes were valid."""
     for j in range(packed.size):
         byte = np.int32(packed[j])
         if byte > 242:

@@ -1,4 +1,4 @@
-"""THC: table indices that can be added without decoding them."""
+"""THC: table entries that can be added without decoding."""
 
 import functools
 import math
@@ -18,15 +18,15 @@ from switchml.runtime.jit import kernel
 @dataclass(frozen=True)
 class Thc(SharedScale):
     """1. Rotate the vector: random signs, then a Hadamard transform, both the same on all ranks. Its elements are then
-       about normally distributed.
+    approximately normally distributed.
     2. The ranks take the maximum of their norms / sqrt(n); times the normal quantile at 1 - clip / 2 it is the range.
     3. Clamp to the range; round each element at random to one of the 2^bits entries of a table of whole numbers from 0
-       to `steps`, so that the mean is right. The table is the one with the least error for a normal distribution.
-    4. The aggregator adds the entries (less steps / 2), in int8 lanes as long as ranks * steps / 2 <= 127.
-    5. Mean of the sums, scaled back, and rotated back.
+    to `steps`, so that the mean is preserved. The table has the least error for a normal distribution.
+    4. The aggregator adds the entries (minus steps / 2), in int8 lanes as long as ranks * steps / 2 <= 127.
+    5. Take the mean of the sums, scale it back, and rotate it back.
 
-    What is clamped is residual error feedback's. A payload packs the table's indices, `bits` each. Where the aggregator
-    has no table of its own (ours adds lanes), the entries travel: 8 bits each.
+    Residual error feedback keeps the clamped part. A payload packs the table's indices, `bits` each. If the aggregator
+    has no lookup table (switchml's adds lanes), the entries are sent: 8 bits each.
 
     M. Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024
     (arXiv:2302.08545), algorithms 2 and 3; bits 4, steps 30, clip 1/32 are its defaults.
@@ -69,7 +69,7 @@ class Thc(SharedScale):
         return self.dequantize(self._entries(codes), reach, 1, int(key[0]), n)
 
     def prepare(self, x: Floats, context: StepContext) -> tuple[Floats, Floats]:
-        """The rotated vector, and its range as float32[1]; NaN or infinite if x has such elements."""
+        """Return the rotated vector, and its range as float32[1]; NaN or infinite if x has such elements."""
         norm = np.empty(1, np.float32)
         bucket_norms(x, max(x.size, 1), True, norm)
         with np.errstate(invalid="ignore"):
@@ -92,16 +92,17 @@ class Thc(SharedScale):
         return codes
 
     def _entries(self, codes: Bytes) -> Array:
-        """int32[n], the table's entries, less half of the largest."""
+        """Return the table's entries for these codes, minus half of the largest entry, int32[n]."""
         return table(self.bits, self.steps, self.clip)[codes] - self.steps // 2
 
 
 @functools.cache
 def table(bits: int, steps: int, clip: float) -> np.ndarray:
-    """int32[2^bits], ascending from 0 to `steps`: the entries with the least expected squared error when normally
-    distributed numbers, cut at the quantiles clip / 2 and 1 - clip / 2, are rounded at random to two entries around.
+    """Return the table, int32[2^bits], ascending from 0 to `steps`: the entries with the least expected squared error
+    when normally distributed numbers, clamped at the quantiles clip / 2 and 1 - clip / 2, are rounded at random to the
+    two adjacent entries.
 
-    Exact, by dynamic programming over the last entry and how many there are.
+    Exact, by dynamic programming over the last entry and the number of entries.
     """
     limit = NormalDist().inv_cdf(1 - clip / 2)
     places = np.linspace(0, steps, 64 * steps + 1)
@@ -132,14 +133,14 @@ def _quantize(
     high: np.uint32,
     codes: np.ndarray,
 ) -> None:
-    """Index of the table's entry that each y becomes, at random between the two around it."""
+    """Compute the table index that each y is rounded to, at random between the two adjacent entries."""
     if not (reach > 0 and reach <= np.float32(3.4028235e38)):
         codes[:] = 0
         return
     steps = np.int32(below.size - 1)
     for i in range(y.size):
         place = (y[i] / reach + np.float32(1)) * np.float32(0.5 * steps)
-        place = place if place > 0 else np.float32(0)  # NaN too, where the rotation left float32
+        place = place if place > 0 else np.float32(0)  # also NaN, if the rotation exceeded float32's range
         place = min(place, np.float32(steps))
         index = below[min(np.int32(place), steps - np.int32(1))]
         start, end = np.float32(table[index]), np.float32(table[index + 1])

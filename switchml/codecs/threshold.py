@@ -1,4 +1,4 @@
-"""Threshold sparsification: what is large enough is sent."""
+"""Threshold sparsification: sends the elements above a fixed magnitude."""
 
 from dataclasses import dataclass
 

@@ -46,7 +46,7 @@ class U8bit(Codec):
 
 @functools.cache
 def magnitudes() -> np.ndarray:
-    """The 128 magnitudes, float32, ascending from 0 to 1."""
+    """Return the 128 magnitudes, float32, ascending from 0 to 1."""
     values = [0.0]
     for e in range(6, -1, -1):
         edges = np.linspace(0.1, 1, 2 ** (6 - e) + 1)
@@ -57,8 +57,8 @@ def magnitudes() -> np.ndarray:
 
 @functools.cache
 def _search() -> tuple[np.ndarray, np.ndarray]:
-    """Where the next magnitude is nearer (float32[128], infinity at the end), and the code to begin with for the upper
-    16 bits of a float in [0, 1]."""
+    """Return the points from which on the next magnitude is nearer (float32[128], infinity at the end), and the first
+    candidate code by the upper 16 bits of a float in [0, 1]."""
     middles = np.append((magnitudes()[:-1] + magnitudes()[1:]) / 2, np.float32(np.inf)).astype(np.float32)
     least = (np.arange(0x3F80 + 1, dtype=np.uint32) << 16).view(np.float32)
     return middles, np.searchsorted(middles, least, side="right").astype(np.uint8)

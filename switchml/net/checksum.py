@@ -10,7 +10,7 @@ from switchml.runtime.memory import be16, put_be16, u8_at, u32_at
 
 @kernel
 def fold(total: Any) -> Any:
-    """A sum of 16-bit words with its carries added, not complemented."""
+    """Add the carries of a sum of 16-bit words to it; the result is not complemented."""
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return total
@@ -18,7 +18,8 @@ def fold(total: Any) -> Any:
 
 @kernel
 def ones_sum(at: Address, count: int, start: int) -> Any:
-    """The ones' complement sum of the `count` bytes at an address and of the number `start`, not complemented."""
+    """Return the ones' complement sum of the `count` bytes at an address and of the number `start`, not
+    complemented."""
     words = u32_at(at, count // 4)
     little = int64(0)
     for i in range(count // 4):
@@ -34,7 +35,7 @@ def ones_sum(at: Address, count: int, start: int) -> Any:
 @kernel
 def complete(at: Address, length: int, start: int, offset: int) -> None:
     """Fill in the checksum that a frame leaves out, whose field holds the sum of the pseudo header: it covers the frame
-    from `start` on and lies `offset` bytes behind that."""
+    from `start` on and is located `offset` bytes after that."""
     if start + offset + 2 > length:
         return
     value = ~ones_sum(at + start, length - start, 0) & 0xFFFF

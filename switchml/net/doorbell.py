@@ -1,8 +1,8 @@
 """Sleeping and waking between processes that share memory.
 
-A doorbell is 16 bytes of shared memory: a uint32 that counts rings, and a uint32 that says whether its owner sleeps.
-Only the owner waits at it; anybody may ring. A ring between reading the counter and going to sleep is not lost, because
-the kernel compares the counter again before it lets the owner sleep (futex(2), FUTEX_WAIT).
+A doorbell is 16 bytes of shared memory: a uint32 that counts rings, and a uint32 that is set while its owner sleeps.
+Only the owner waits at it; any process may ring. A ring between reading the counter and going to sleep is not lost,
+because the kernel compares the counter again before it lets the owner sleep (futex(2), FUTEX_WAIT).
 """
 
 import platform
@@ -22,7 +22,7 @@ _syscall: Any = types.ExternalFunction(
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 202)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SPINS = 32
-"""How often the owner looks again, giving way in between, before it sleeps."""
+"""Number of polls, yielding the CPU in between, before the owner sleeps."""
 
 _ONE = ir.Constant(ir.IntType(32), 1)
 _load = instruction(
@@ -41,13 +41,13 @@ _store = instruction(
 
 @kernel
 def rings(bell: Address) -> int:
-    """How often the doorbell at address `bell` has rung, modulo 2^32. Read it before looking for work."""
+    """Return the number of rings of the doorbell at address `bell`, modulo 2^32. Read it before looking for work."""
     return int64(_load(np.uint64(bell)))
 
 
 @kernel
 def ring(bell: Address) -> None:
-    """Wake the owner of the doorbell at address `bell`, or keep it from falling asleep."""
+    """Wake the owner of the doorbell at address `bell`, or prevent it from going to sleep."""
     bell = np.uint64(bell)
     _increment(bell)
     if _load(bell + np.uint64(4)):
@@ -56,8 +56,8 @@ def ring(bell: Address) -> None:
 
 @kernel
 def wait(bell: Address, heard: int, timeout_ns: int, scratch: np.ndarray) -> None:
-    """Owner's side: sleep until the doorbell has rung more often than `heard`, or for `timeout_ns`; `scratch`
-    int64[>= 2]."""
+    """Sleep, as the owner, until the doorbell has rung more often than `heard`, or for `timeout_ns`; `scratch` int64[>=
+    2]."""
     bell = np.uint64(bell)
     for _ in range(_SPINS):
         if int64(_load(bell)) != heard:

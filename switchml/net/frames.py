@@ -1,9 +1,9 @@
-"""Ethernet frames that a worker builds itself, for a switch that it does not reach through the kernel's own UDP: one
-in each datagram (any user may), or through a network interface (packet_io.py; root).
+"""Ethernet frames that a worker builds itself, for a switch that isn't reached through the kernel's UDP stack: one
+frame per datagram (without privileges), or through a network interface (packet_io.py; root).
 
 All packets of a worker belong to one flow, so the 42 bytes of headers (Ethernet, IPv4, UDP without checksum) differ
-only in their lengths: they are written once, in front of where the packets are built, and `fit` corrects the lengths
-where a packet is shorter or longer than its predecessor there. Trains are not cut: their packets are listed in place.
+only in their length fields. They are written once, in front of the packet buffers, and `fit` updates the lengths when
+the packet size in a buffer changes. Received GSO trains are not copied: their packets are listed in place.
 """
 
 import socket
@@ -25,7 +25,7 @@ RECEIVE_PACKETS = MESSAGES * GRO_PACKETS
 
 
 class Ends(NamedTuple):
-    """Both ends of a flow: MAC addresses as numbers, IPv4 addresses as text, UDP ports."""
+    """Both endpoints of a flow: MAC addresses as integers, IPv4 addresses as text, UDP ports."""
 
     mac: int
     ip: str
@@ -36,7 +36,7 @@ class Ends(NamedTuple):
 
 
 def headers(ends: Ends, payload_bytes: int) -> bytes:
-    """The 42 bytes in front of each packet of `payload_bytes`."""
+    """Return the 42 header bytes in front of each packet of `payload_bytes`."""
     ethernet = ends.switch_mac.to_bytes(6, "big") + ends.mac.to_bytes(6, "big") + struct.pack(">H", ETH_P_IP)
     addresses = socket.inet_aton(ends.ip) + socket.inet_aton(ends.switch_ip)
     ip = struct.pack(">BBHHHBBH", 0x45, 0, 0, 0, 0x4000, 64, socket.IPPROTO_UDP, 0) + addresses
@@ -46,21 +46,22 @@ def headers(ends: Ends, payload_bytes: int) -> bytes:
 
 
 class Flow(NamedTuple):
-    """The frames of one worker: `ours` int64[2]: its IPv4 address as a number, its UDP port; `switch_mac` int64[1]."""
+    """Addresses of one worker's frames. `ours` int64[2]: the worker's IPv4 address as an integer, its UDP port.
+    `switch_mac` int64[1]."""
 
     ours: np.ndarray
     switch_mac: np.ndarray
 
 
 def new_flow(ends: Ends | None) -> Flow:
-    """The flow between both ends; of no use without them."""
+    """Return the flow between both endpoints, or an unused placeholder for None."""
     address, mac = (udp.endpoint(ends.ip, ends.port), ends.switch_mac) if ends is not None else (0, 0)
     return Flow(np.array([address >> 16, address & 0xFFFF], np.int64), np.array([mac], np.int64))
 
 
 @kernel
 def _sender(at: Address, flow: Flow) -> np.uint64:
-    """Endpoint from which the packet in a frame comes; 0 if the frame is not from the switch's MAC address."""
+    """Return the endpoint that sent a frame; 0 if the source isn't the switch's MAC address."""
     frame = u8_at(at, HEADER_BYTES)
     if be16(frame, 6) << 32 | be32(frame, 8) != flow.switch_mac[0]:
         return np.uint64(0)
@@ -69,7 +70,7 @@ def _sender(at: Address, flow: Flow) -> np.uint64:
 
 @kernel
 def _payload(at: Address, length: int, flow: Flow) -> int:
-    """Bytes of UDP payload in a frame for our address and port; -1 if it is for another."""
+    """Return the UDP payload size, in bytes, of a frame for this worker's address and port; -1 for other frames."""
     if length < HEADER_BYTES:
         return -1
     frame = u8_at(at, HEADER_BYTES)
@@ -83,9 +84,9 @@ def _payload(at: Address, length: int, flow: Flow) -> int:
 
 @kernel
 def strip(packets: udp.Packets, count: int, flow: Flow, switch_port: np.uint64) -> int:
-    """Replace the frames packets[:count] by the payloads of those for us, and their endpoints by those in the frames: 0
-    where a datagram is not from `switch_port` (an endpoint), or a frame not from the switch. Returns how many there
-    are."""
+    """Replace the frames packets[:count] by the payloads of those for this worker, and the endpoints by those in the
+    frames: 0 for a datagram that isn't from `switch_port` (an endpoint), or a frame that isn't from the switch. Returns
+    the number of payloads."""
     n = 0
     for i in range(count):
         size = _payload(packets.address[i], packets.length[i], flow)
@@ -99,20 +100,20 @@ def strip(packets: udp.Packets, count: int, flow: Flow, switch_port: np.uint64) 
 
 
 class FrameIO(NamedTuple):
-    """What the kernels below need of one packet socket. `config` int64[1]: file descriptor (-1: none)."""
+    """Per-socket state of the kernels below. `config` int64[1]: file descriptor (-1: none)."""
 
     config: np.ndarray
     packets: PacketIO
 
 
 def new_frame_io(sock: socket.socket | None) -> FrameIO:
-    """Buffers for a packet socket; next to none for None. The caller keeps the socket open."""
+    """Return buffers for a packet socket, or empty ones for None. The caller keeps the socket open."""
     descriptor = np.array([-1 if sock is None else sock.fileno()], np.int64)
     return FrameIO(descriptor, new_packet_io(0 if sock is None else MESSAGES))
 
 
 def open_interface(name: str, udp_port: int) -> socket.socket:
-    """A packet socket that receives what arrives at an interface for a UDP port. Raises ConfigError."""
+    """Return a packet socket that receives the frames for a UDP port on an interface. Raises ConfigError."""
     sock = sockets.new_packet_socket(name)
     sockets.receive_only_udp(sock, udp_port)
     sockets.attach(sock, name, ETH_P_IP)
@@ -121,8 +122,8 @@ def open_interface(name: str, udp_port: int) -> socket.socket:
 
 @kernel
 def receive_batch(io: FrameIO, packets: udp.Packets, flow: Flow) -> int:
-    """Receive without waiting: `packets` lists the payloads of frames for us, which stay valid until the next call,
-    with the endpoints that they come from: 0 if not from the switch's MAC address. Returns how many."""
+    """Receive without blocking. `packets` lists the payloads of frames for this worker, valid until the next call, and
+    their source endpoints: 0 if not from the switch's MAC address. Returns the number of payloads."""
     count = 0
     incoming = io.packets.incoming
     for i in range(receive_messages(io.config[0], incoming, 0, MESSAGES)):
@@ -147,7 +148,7 @@ def receive_batch(io: FrameIO, packets: udp.Packets, flow: Flow) -> int:
 
 @kernel
 def fit(at: Address, length: int) -> None:
-    """Have the headers of the frame at `at` describe `length` bytes in all."""
+    """Update the headers of the frame at `at` for a total size of `length` bytes."""
     header = u8_at(at, HEADER_BYTES)
     if be16(header, 38) != length - 34:
         put_ipv4(header, 14, length - 14, 0)

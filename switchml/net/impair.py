@@ -1,9 +1,9 @@
-"""A bad network on purpose: packets lost, delayed or duplicated at random, independently for each packet and receiver.
+"""Network fault injection: random packet loss, delay and duplication, independently for each packet and receiver.
 
-This is for kernels without netem. An `Impairment` sits behind `receive_batch` or before
-`send_batch` and turns one packet list into another. Loss, reordering and duplication are probabilities in [0, 1). A
-reordered packet is held back until between 1 and 32 more have passed, or 2 ms are over. The generator is seeded: with
-one seed, the same lists of packets fare the same.
+This replaces netem on kernels without it. An `Impairment` is applied after `receive_batch` or before `send_batch` and
+maps one packet list to another. Loss, reordering and duplication are probabilities in [0, 1). A reordered packet is
+held back until 1 to 32 more packets have passed, or for 2 ms. The generator is seeded: the same seed and packet lists
+give the same result.
 """
 
 from typing import Any, NamedTuple
@@ -19,13 +19,12 @@ _DELAYED_BYTES = 2048
 _DELAY_NS = 2_000_000
 _FURTHEST = 32
 _RELEASED = -2
-"""`delayed_length` of a copy that this call's output lists: it may be reused from the next call on."""
+"""`delayed_length` of a copy that is listed in this call's output: the slot can be reused from the next call on."""
 
 
 class Impairment(NamedTuple):
-    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: delayed packets.
-
-    `counts` int64[3]: packets lost, delayed and duplicated so far.
+    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. `delayed…`: delayed
+    packets. `counts` int64[3]: packets lost, delayed and duplicated so far.
     """
 
     odds: np.ndarray
@@ -39,7 +38,7 @@ class Impairment(NamedTuple):
 
 
 def new_impairment(loss: float = 0.0, reorder: float = 0.0, duplicate: float = 0.0, seed: int = 0) -> Impairment:
-    """Raises ConfigError for a rate outside [0, 1)."""
+    """Return a new Impairment. Raises ConfigError for a rate outside [0, 1)."""
     for name, rate in (("loss", loss), ("reorder", reorder), ("duplicate", duplicate)):
         if not 0 <= rate < 1:
             raise ConfigError(f"{name} rate {rate}: expected a probability, at least 0 and less than 1")
@@ -57,7 +56,7 @@ def new_impairment(loss: float = 0.0, reorder: float = 0.0, duplicate: float = 0
 
 @kernel
 def random(state: np.ndarray, index: int) -> np.float64:
-    """A float64 in [0, 1) from the generator whose state is state[index] (uint64): splitmix64 (Steele, Lea, Flood
+    """Return a float64 in [0, 1) from the generator with state state[index] (uint64): splitmix64 (Steele, Lea, Flood
     2014)."""
     state[index] = np.uint64(state[index] + np.uint64(0x9E3779B97F4A7C15))
     z = state[index]
@@ -69,7 +68,7 @@ def random(state: np.ndarray, index: int) -> np.float64:
 
 @kernel
 def active(impairment: Impairment) -> bool:
-    """Whether it does anything at all."""
+    """Return whether any probability is nonzero."""
     return bool(impairment.odds[0] > 0 or impairment.odds[1] > 0 or impairment.odds[2] > 0)
 
 
@@ -83,7 +82,7 @@ def _append(output: Any, n: int, address: Address, length: int, endpoint: int) -
 
 @kernel
 def _release(impairment: Impairment, k: int, output: Any, n: int) -> int:
-    """List the delayed packet number k."""
+    """Append delayed packet k to the output."""
     length = impairment.delayed_length[k]
     impairment.delayed_length[k] = _RELEASED
     return _append(output, n, impairment.delayed[k].ctypes.data, length, impairment.delayed_endpoint[k])
@@ -91,9 +90,8 @@ def _release(impairment: Impairment, k: int, output: Any, n: int) -> int:
 
 @kernel
 def impair(impairment: Impairment, packets: Any, count: int, now: int, output: Any) -> int:
-    """What becomes of packets[:count] at `now` (ns); returns how many packets `output` then lists.
-
-    What `output` lists stays valid until the next call.
+    """Apply the impairment to packets[:count] at `now` (ns). Returns the number of packets in `output`, which stay
+    valid until the next call.
     """
     n = 0
     for k in range(MAX_DELAYED):
@@ -134,7 +132,7 @@ def impair(impairment: Impairment, packets: Any, count: int, now: int, output: A
 
 @kernel
 def next_release(impairment: Impairment) -> int:
-    """When the next delayed packet is due (ns), or the largest int64."""
+    """Return when the next delayed packet is due (ns), or the largest int64."""
     due = int64(0x7FFFFFFFFFFFFFFF)
     for k in range(MAX_DELAYED):
         if impairment.delayed_length[k] >= 0:

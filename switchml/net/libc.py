@@ -1,8 +1,8 @@
-"""The system calls that compiled loops make themselves, without the GIL.
+"""System calls made by compiled loops, without the GIL.
 
-Symbols are resolved by name when a kernel is loaded (numba ExternalFunction), so kernels that use them can be cached on
-disk; a ctypes pointer would be an address of one process. Structures are built by hand as arrays of uint64, x86-64 and
-AArch64 Linux layout: iovec is 2 words, mmsghdr 8, sockaddr_in 2.
+Symbols are resolved by name when a kernel is loaded (numba ExternalFunction), so that kernels that use them can be
+cached on disk; a ctypes pointer would be an address in one process. Structures are laid out by hand as uint64 arrays,
+for x86-64 and AArch64 Linux: iovec is 2 words, mmsghdr 8, sockaddr_in 2.
 """
 
 from typing import Any
@@ -42,35 +42,36 @@ _load_i32 = instruction(
 
 @kernel
 def errno() -> Any:
-    """errno of this thread's last failed call."""
+    """Return errno of this thread's last failed call."""
     return _load_i32(_errno_location())
 
 
 @kernel
 def now_ns(scratch: np.ndarray) -> Any:
-    """CLOCK_MONOTONIC in nanoseconds; `scratch` int64[>= 2]."""
+    """Return CLOCK_MONOTONIC in nanoseconds; `scratch` int64[>= 2]."""
     _clock_gettime(CLOCK_MONOTONIC, scratch.ctypes.data)
     return scratch[0] * 1_000_000_000 + scratch[1]
 
 
 @kernel
 def recvmmsg(fd: int, headers: np.ndarray, count: int, flags: int) -> Any:
-    """recvmmsg(2): how many messages came, or -1. `headers` uint64[count, 8]."""
+    """Call recvmmsg(2); return the number of messages received, or -1. `headers` uint64[count, 8]."""
     return _recvmmsg(fd, headers.ctypes.data, count, flags, 0)
 
 
 @kernel
 def sendmmsg(fd: int, headers: np.ndarray, first: int, count: int, flags: int) -> Any:
-    """sendmmsg(2) of headers[first:first+count]: how many were sent, or -1."""
+    """Call sendmmsg(2) for headers[first:first+count]; return the number sent, or -1."""
     return _sendmmsg(fd, headers.ctypes.data + np.uint64(first * 64), count, flags)
 
 
 @kernel
 def poll(polls: np.ndarray, count: int, timeout_ns: int) -> Any:
-    """ppoll(2): sleep until one of `count` descriptors is readable or `timeout_ns` is over (negative: no limit).
+    """Call ppoll(2): sleep until one of `count` descriptors is readable or until `timeout_ns` has passed (negative: no
+    limit).
 
-    `polls` int64[>= count + 2]: each descriptor as `poll_entry` has it (those behind them are overwritten). Returns how
-    many are readable; `is_ready` says which.
+    `polls` int64[>= count + 2]: the descriptors as `poll_entry` values (the two entries after them are overwritten).
+    Returns the number of readable descriptors; `is_ready` tells which.
     """
     polls[count], polls[count + 1] = timeout_ns // 1_000_000_000, timeout_ns % 1_000_000_000
     limit = np.uint64(0) if timeout_ns < 0 else np.uint64(polls[count:].ctypes.data)
@@ -79,19 +80,19 @@ def poll(polls: np.ndarray, count: int, timeout_ns: int) -> Any:
 
 @kernel
 def poll_entry(fd: int) -> int:
-    """A descriptor for `poll`; -1 is never readable."""
+    """Return the `poll` entry of a descriptor; -1 is never readable."""
     return (int64(fd) & 0xFFFFFFFF) | (POLLIN << 32)
 
 
 @kernel
 def is_ready(entry: int) -> bool:
-    """Whether `poll` found the descriptor of an entry readable."""
+    """Return whether `poll` found the descriptor of an entry readable."""
     return entry >> 48 != 0
 
 
 @kernel
 def wait_readable(fd_a: int, fd_b: int, timeout_ns: int, scratch: np.ndarray) -> int:
-    """`poll` for two descriptors; `scratch` int64[>= 4]. Returns a bit set: 1 = fd_a, 2 = fd_b."""
+    """Poll two descriptors; `scratch` int64[>= 4]. Returns a bit set: 1 = fd_a, 2 = fd_b."""
     scratch[0], scratch[1] = poll_entry(fd_a), poll_entry(fd_b)
     if poll(scratch, 2, timeout_ns) <= 0:
         return 0
@@ -100,7 +101,7 @@ def wait_readable(fd_a: int, fd_b: int, timeout_ns: int, scratch: np.ndarray) ->
 
 @kernel
 def yield_cpu() -> None:
-    """Let another thread that is ready run on this core (sched_yield)."""
+    """Let another runnable thread run on this core (sched_yield)."""
     _sched_yield()
 
 
@@ -109,15 +110,15 @@ _COMPUTES_NS, _PAUSE_NS = 1_000_000, 100_000_000
 
 @kernel
 def may_yield(patience: np.ndarray, now: int) -> bool:
-    """Whether to look for packets again and again with `give_way` in between, at `now`; else sleep. `patience`:
-    int64[1] of the caller's, 0 at first."""
+    """Return whether to busy-poll, with `give_way` between polls, at `now`, rather than sleep. `patience` int64[1]:
+    backoff state of the caller, initially 0."""
     return bool(now >= patience[0])
 
 
 @kernel
 def give_way(patience: np.ndarray, now: int, clock: np.ndarray) -> None:
-    """`yield_cpu`. If somebody who computes takes the core for so long that a sleeper would have been woken several
-    times, do not give way for a while: a sleeper is served before whoever used up his time."""
+    """Call `yield_cpu`. If a compute-bound thread then holds the core for longer than `_COMPUTES_NS`, disable yielding
+    for `_PAUSE_NS`: the scheduler serves a woken sleeper sooner than a thread that yields."""
     _sched_yield()
     after = now_ns(clock)
     if after - now > _COMPUTES_NS:

@@ -1,5 +1,5 @@
-"""Batches of messages as recvmmsg(2) and sendmmsg(2) take them: headers, the pieces of memory that each message
-gathers, addresses and control data, all in arrays whose parts point at each other."""
+"""Message batches for recvmmsg(2) and sendmmsg(2): headers, iovecs, addresses and control data, in arrays that point at
+each other."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from switchml.runtime.jit import int64, kernel
 
 CONTROL_BYTES = 64
 _NAME, _NAME_BYTES, _IOVECS, _PARTS, _CONTROL, _CONTROL_BYTES, _FLAGS, _RESULT = range(8)
-"""Words of a struct mmsghdr."""
+"""Word indices in a struct mmsghdr."""
 
 
 class Messages(NamedTuple):
-    """n messages of up to k pieces. `headers` uint64[n, 8]: struct mmsghdr. `iovecs` uint64[n, 2k]: address and length
-    of each piece. `names` uint64[n, 2]: struct sockaddr_in. `control` uint64[n, 8]. `errors` int64[n]: errno of each
+    """n messages of up to k iovecs. `headers` uint64[n, 8]: struct mmsghdr. `iovecs` uint64[n, 2k]: address and length
+    of each iovec. `names` uint64[n, 2]: struct sockaddr_in. `control` uint64[n, 8]. `errors` int64[n]: errno of each
     message after `send_messages`, 0 if it was sent."""
 
     headers: np.ndarray
@@ -26,7 +26,7 @@ class Messages(NamedTuple):
 
 
 def new_messages(count: int, parts: int = 1, *, named: bool = False) -> Messages:
-    """Headers that point at their pieces, control data and, if `named`, addresses."""
+    """Return messages whose headers point at their iovecs, control data and, if `named`, addresses."""
     messages = Messages(
         headers=np.zeros((count, 8), np.uint64),
         iovecs=np.zeros((count, 2 * parts), np.uint64),
@@ -42,7 +42,7 @@ def new_messages(count: int, parts: int = 1, *, named: bool = False) -> Messages
 
 
 def new_receive_messages(buffers: np.ndarray, offset: int = 0, *, named: bool = False) -> Messages:
-    """Messages that are received into uint8 buffers[i, offset:], with control data."""
+    """Return messages that are received into uint8 buffers[i, offset:], with control data."""
     messages = new_messages(len(buffers), named=named)
     for i, header in enumerate(messages.headers):
         messages.iovecs[i] = buffers[i].ctypes.data + offset, buffers.shape[1] - offset
@@ -52,7 +52,8 @@ def new_receive_messages(buffers: np.ndarray, offset: int = 0, *, named: bool = 
 
 @kernel
 def receive_messages(fd: int, messages: Messages, first: int, most: int) -> int:
-    """Receive up to `most` messages, number `first` and those behind it, without waiting; how many came."""
+    """Receive up to `most` messages, into number `first` and following ones, without blocking; return the number
+    received."""
     for i in range(first, first + most):
         messages.headers[i, _NAME_BYTES] = 16
         messages.headers[i, _CONTROL_BYTES] = CONTROL_BYTES
@@ -63,14 +64,14 @@ def receive_messages(fd: int, messages: Messages, first: int, most: int) -> int:
 
 @kernel
 def bytes_of(messages: Messages, number: int) -> int:
-    """Bytes of a received message."""
+    """Return the size of a received message in bytes."""
     return int64(messages.headers[number, _RESULT] & np.uint64(0xFFFFFFFF))
 
 
 @kernel
 def control_at(messages: Messages, number: int, level: int, kind: int, size_bytes: int) -> int:
-    """Where the content of a received message's control data lies; 0 unless it is of that level and kind, and of
-    `size_bytes` at least."""
+    """Return the address of a received message's control data; 0 unless it has this level and kind, and at least
+    `size_bytes`."""
     control = messages.control[number]
     is_there = messages.headers[number, _CONTROL_BYTES] >= np.uint64(16 + size_bytes)
     return int64(control[2:].ctypes.data) if is_there and control[1] == np.uint64(level | (kind << 32)) else 0
@@ -78,7 +79,7 @@ def control_at(messages: Messages, number: int, level: int, kind: int, size_byte
 
 @kernel
 def put_control(messages: Messages, number: int, level: int, kind: int, value: int) -> None:
-    """Give a message to be sent a 16-bit option as control data."""
+    """Set a 16-bit option as control data of a message to be sent."""
     control = messages.control[number]
     control[0], control[1], control[2] = 18, level | (kind << 32), value
     header = messages.headers[number]
@@ -87,13 +88,13 @@ def put_control(messages: Messages, number: int, level: int, kind: int, value: i
 
 @kernel
 def clear_control(messages: Messages, number: int) -> None:
-    """Send a message without control data."""
+    """Remove the control data of a message to be sent."""
     messages.headers[number, _CONTROL] = messages.headers[number, _CONTROL_BYTES] = 0
 
 
 @kernel
 def send_messages(fd: int, messages: Messages, count: int, flags: int) -> int:
-    """Send the first `count` messages; how many the kernel refused. Those are passed over, as if they were lost."""
+    """Send the first `count` messages; return the number that the kernel refused. Those are skipped, as if lost."""
     sent = failed = 0
     while sent < count:
         result = libc.sendmmsg(fd, messages.headers, sent, count - sent, flags)

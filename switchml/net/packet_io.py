@@ -1,6 +1,6 @@
-"""Frames in batches over a packet socket (sockets.py): recvmmsg and sendmmsg, trains of packets cut and joined
-(trains.py), VLAN tags, which Linux keeps beside a frame, back in their place. packet_ring.py receives without system
-calls. Frames are addresses of their bytes."""
+"""Batched frame I/O over a packet socket (sockets.py): recvmmsg and sendmmsg, splitting and joining of packet trains
+(trains.py), and reinsertion of VLAN tags, which Linux delivers apart from the frame. packet_ring.py receives without
+system calls. A frame is represented by the address of its bytes."""
 
 from typing import NamedTuple
 
@@ -22,23 +22,23 @@ from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import put_be16, u8_at
 
 MESSAGES = 128
-"""Frames that one system call takes."""
+"""Frames per system call."""
 FRAME_BYTES = 1 << 17
-"""Room for one: a train can be a little longer than 64 KiB."""
+"""Buffer size of a frame: a train can be slightly longer than 64 KiB."""
 APART, JOIN, JOIN_FLOW = range(3)
-"""How `send_frames` treats neighbours: each is a frame; those that belong together become a train; all are known to be
-UDP packets of one flow, which need no check."""
+"""How `send_frames` treats consecutive frames: send each separately; join those that are compatible into a train; join
+without checks, since all are known to be UDP packets of one flow."""
 
 _HEADROOM = 32 - VIRTIO_BYTES
-_SLACK = 64  # readers may load a little beyond a frame's end
+_SLACK = 64  # readers may read slightly past a frame's end
 _VLAN_VALID, _VLAN_KIND_VALID = 0x10, 0x40
-"""Bits of a status: there was a VLAN tag; it has a kind."""
+"""Status bits: a VLAN tag is present; its TPID is present."""
 _VLAN = 0x8100
 _AUXDATA_BYTES = 20
 
 
 class Batch(NamedTuple):
-    """Frames that came: int64[n] each."""
+    """Received frames: int64[n] each."""
 
     port: np.ndarray
     address: np.ndarray
@@ -46,16 +46,16 @@ class Batch(NamedTuple):
 
 
 def new_batch() -> Batch:
-    """Room for what one call of `receive_frames` gives, at least."""
+    """Return a batch large enough for one call of `receive_frames`."""
     return Batch(*(np.zeros(2 * trains.MAX_PACKETS, np.int64) for _ in Batch._fields))
 
 
 class PacketIO(NamedTuple):
-    """What the kernels below need; one serves all sockets of a thread, one at a time.
+    """State of the kernels below; one instance serves all sockets of a thread, one at a time.
 
-    `counts` int64[3] by the names below. Received frames lie in `buffers`, packets cut from trains in `arena`; both are
-    used again by the next call. `heads` uint8[n, 64]: the virtio header of each message to be sent, and what else is
-    written for it. A message to be sent has its head, and a frame or up to MAX_JOINED payloads."""
+    `counts` int64[3], indexed by the names below. Received frames are in `buffers`, packets cut from trains in `arena`;
+    both are reused by the next call. `heads` uint8[n, 64]: virtio header, and generated headers, of each message to be
+    sent. A message to be sent consists of its head, and a frame or up to MAX_JOINED payloads."""
 
     counts: np.ndarray
     buffers: np.ndarray
@@ -66,12 +66,12 @@ class PacketIO(NamedTuple):
 
 
 TRAINS, FAILED, REFUSED = range(3)
-"""What PacketIO counts: trains received; messages that the kernel did not take; trains that it does not know at all,
-whereupon none are sent any more."""
+"""Indices of PacketIO.counts: trains received; messages that the kernel did not accept; trains rejected as unsupported,
+after which none are sent."""
 
 
 def new_packet_io(messages: int = MESSAGES) -> PacketIO:
-    """Buffers for the sockets of one thread. `messages`: 0 if none is ever served."""
+    """Return buffers for the sockets of one thread. `messages`: 0 if no socket will be served."""
     buffers = np.zeros((messages, FRAME_BYTES), np.uint8)
     return PacketIO(
         counts=np.zeros(3, np.int64),
@@ -85,7 +85,7 @@ def new_packet_io(messages: int = MESSAGES) -> PacketIO:
 
 @kernel
 def _put_tag(at: int, kind: int, tag: int) -> None:
-    """Put a VLAN tag that came beside a frame back into it, which begins 4 bytes earlier then."""
+    """Insert a VLAN tag that was delivered apart from a frame; the frame then begins 4 bytes earlier."""
     frame = u8_at(at - 4, 18)
     for i in range(12):
         frame[i] = frame[i + 4]
@@ -97,12 +97,12 @@ def _put_tag(at: int, kind: int, tag: int) -> None:
 def take_frame(
     io: PacketIO, at: int, length: int, status: int, tag: int, kind: int, batch: Batch, count: int, used: int
 ) -> tuple[int, int]:
-    """Put the frame behind the virtio header at an address, or the packets of a train, into `batch` from `count` on,
-    cut packets into the arena from `used` on. `length`: of both headers and the rest. `status`, `tag`, `kind`: of its
-    VLAN tag. Returns (count, used) behind it."""
+    """Append the frame after the virtio header at an address, or the packets of a train, to `batch` from `count` on;
+    cut packets are written to the arena from `used` on. `length`: total bytes including the virtio header. `status`,
+    `tag`, `kind`: of the VLAN tag. Returns the new (count, used)."""
     if length < VIRTIO_BYTES + 14 or count == len(batch.address):
         return count, used
-    flags, segmentation, size, start, offset = trains.virtio_fields(at)  # a tag that is put back lies over it
+    flags, segmentation, size, start, offset = trains.virtio_fields(at)  # read before a reinserted tag overwrites it
     at, length = at + VIRTIO_BYTES, length - VIRTIO_BYTES
     if status & _VLAN_VALID:
         _put_tag(at, kind if status & _VLAN_KIND_VALID else _VLAN, tag)
@@ -122,7 +122,7 @@ def take_frame(
 
 @kernel
 def take_message(io: PacketIO, number: int, batch: Batch, count: int, used: int) -> tuple[int, int]:
-    """As `take_frame`, for the message in a buffer."""
+    """Call `take_frame` for the message in a buffer."""
     status, tag, kind = 0, 0, 0
     auxiliary = control_at(io.incoming, number, SOL_PACKET, AUXDATA, _AUXDATA_BYTES)
     if auxiliary:
@@ -134,8 +134,8 @@ def take_message(io: PacketIO, number: int, batch: Batch, count: int, used: int)
 
 @kernel
 def receive_frames(io: PacketIO, fd: int, batch: Batch) -> int:
-    """Receive from a socket without waiting. Fills `batch`, whose addresses stay valid until the next call; returns how
-    many frames it has."""
+    """Receive from a socket without blocking. Fills `batch`, whose addresses stay valid until the next call; returns
+    the number of frames."""
     count, used = 0, 0
     for number in range(receive_messages(fd, io.incoming, 0, MESSAGES)):
         count, used = take_message(io, number, batch, count, used)
@@ -155,7 +155,7 @@ def _flush(io: PacketIO, fd: int, messages: int) -> None:
 
 @kernel
 def send_frames(io: PacketIO, fd: int, addresses: np.ndarray, lengths: np.ndarray, joining: int) -> None:
-    """Send frames (their addresses and lengths: integers[n] each) in order. `joining`: APART, JOIN or JOIN_FLOW."""
+    """Send frames (addresses and lengths: integers[n] each) in order. `joining`: APART, JOIN or JOIN_FLOW."""
     messages = 0
     i = 0
     while i < len(addresses):

@@ -1,9 +1,9 @@
-"""Frames from a packet socket through a ring of memory that Linux fills as they arrive (packet(7), TPACKET_V2), so that
-taking one costs no system call and no copy.
+"""Reception from a packet socket through a memory-mapped ring that Linux fills (packet(7), TPACKET_V2), without a
+system call or a copy per frame.
 
-A frame that is too long for its slot is received whole from the socket, and its slot is marked so: trains are, and
-frames beyond SLOT_BYTES. Order is that of the slots. Version 2, not 3, because it shows each frame when it comes;
-version 3 waits until a block is full or some milliseconds are over.
+A frame that does not fit its slot (trains, and frames beyond SLOT_BYTES) is received whole from the socket, and its
+slot is marked accordingly. The order is that of the slots. Version 2 rather than 3, because it exposes each frame on
+arrival; version 3 waits until a block is full or a timeout expires.
 """
 
 import mmap
@@ -24,33 +24,33 @@ from switchml.runtime.memory import load_acquire, store_release, u8_at
 log = logs.of("switchml.net")
 
 SLOTS = 2048
-"""Frames that can wait."""
+"""Number of slots: frames that can be queued."""
 SLOT_BYTES = 2048
-"""Room for one, with what Linux writes about it."""
+"""Size of a slot, including the metadata that Linux writes."""
 
 _BLOCK_BYTES = 1 << 16
 _TPACKET_V2 = 1
 _WITH_KERNEL, _WITH_US, _IS_IN_QUEUE = 0, 1, 2
 """Bits of a slot's status."""
-# struct tpacket2_hdr: status (4), length (4), captured (4), offset of the frame (2), … VLAN tag at 24, its kind at 26
+# struct tpacket2_hdr: status (4), length (4), captured (4), offset of the frame (2), … VLAN tag at 24, its TPID at 26
 _CAPTURED, _FRAME_AT, _TAG, _TAG_KIND = 8, 12, 24, 26
 
 
 class Ring(NamedTuple):
-    """`memory` uint8[SLOTS * SLOT_BYTES], shared with Linux, or empty where there is no ring; `place` int64[2]: the
-    next slot to look at, and how many before it have not been returned to Linux yet."""
+    """`memory` uint8[SLOTS * SLOT_BYTES], shared with Linux, or empty without a ring. `place` int64[2]: the next slot
+    to read, and the number of slots before it not yet returned to Linux."""
 
     memory: np.ndarray
     place: np.ndarray
 
 
 def no_ring() -> Ring:
-    """For a socket without one."""
+    """Return the placeholder for a socket without a ring."""
     return Ring(np.zeros(0, np.uint8), np.zeros(2, np.int64))
 
 
 def new_ring(sock: socket.socket) -> Ring:
-    """A ring for a socket that is not attached yet; none where Linux has no memory for one."""
+    """Return a ring for a socket that is not attached yet; an empty one if Linux can't allocate it."""
     size = SLOTS * SLOT_BYTES
     try:
         sock.setsockopt(SOL_PACKET, VERSION, _TPACKET_V2)
@@ -74,7 +74,7 @@ def _return_slots(base: int, ring: Ring) -> None:
 
 @kernel
 def receive_ring(io: packet_io.PacketIO, ring: Ring, fd: int, batch: packet_io.Batch) -> int:
-    """As `packet_io.receive_frames`, from a ring if there is one."""
+    """Receive like `packet_io.receive_frames`, from the ring if there is one."""
     if len(ring.memory) == 0:
         return packet_io.receive_frames(io, fd, batch)
     base = int64(ring.memory.ctypes.data)
@@ -93,7 +93,7 @@ def receive_ring(io: packet_io.PacketIO, ring: Ring, fd: int, batch: packet_io.B
             if receive_messages(fd, io.incoming, messages, 1) == 1:
                 count, used = packet_io.take_message(io, messages, batch, count, used)
                 messages += 1
-        elif le16(slot, _CAPTURED) | le16(slot, _CAPTURED + 2) << 16 == length:  # else there was no room for all of it
+        elif le16(slot, _CAPTURED) | le16(slot, _CAPTURED + 2) << 16 == length:  # otherwise the frame was truncated
             frame_at = at + le16(slot, _FRAME_AT) - VIRTIO_BYTES
             tag, kind = le16(slot, _TAG), le16(slot, _TAG_KIND)
             count, used = packet_io.take_frame(

@@ -1,6 +1,4 @@
-"""UDP ports of this machine; ports that are free, for programs that choose their own; and interfaces
-whose packets are finished.
-"""
+"""UDP ports of this machine, free ports, and interfaces without transmit offloads."""
 
 import ctypes
 import fcntl
@@ -14,14 +12,15 @@ _SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
 
 
 def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    """A port of the loopback interface that is free now. `kind`: SOCK_STREAM (TCP) or SOCK_DGRAM (UDP)."""
+    """Return a port of the loopback interface that is currently free. `kind`: SOCK_STREAM (TCP) or SOCK_DGRAM (UDP)."""
     with socket.socket(socket.AF_INET, kind) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def bound(ip: str, port: int, what: str, advice: str) -> socket.socket:
-    """A UDP socket at `port` (0: any) of an address. Raises ConfigError: what could not be, why, and `advice`."""
+    """Return a UDP socket bound to `port` (0: any) of an address. Raises ConfigError, whose text is `what`, the reason
+    and `advice`."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         sock.bind((ip, port))
@@ -32,13 +31,13 @@ def bound(ip: str, port: int, what: str, advice: str) -> socket.socket:
 
 
 def data_port(ip: str, port: int) -> socket.socket:
-    """The socket of an aggregator's data port. Raises ConfigError."""
+    """Return the socket of an aggregator's data port. Raises ConfigError."""
     return bound(ip, port, f"data port {ip}:{port}", "choose another with --data-port, or 0 for any free one")
 
 
 def finish_packets(interface: str) -> None:
-    """Have checksums computed and trains cut before packets enter an interface of this namespace, as
-    `ethtool --offload INTERFACE tx off sg off` does. What reads packets from its peer depends on it."""
+    """Disable transmit offloads (checksums, segmentation) of an interface in this namespace, as `ethtool --offload
+    INTERFACE tx off sg off` does. Readers of packets at its veth peer depend on it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for feature in (_STXCSUM, _SSG):
             value = ctypes.create_string_buffer(struct.pack("II", feature, 0))

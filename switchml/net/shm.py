@@ -1,14 +1,14 @@
-"""Packets between ranks and an aggregator on one machine, without the network: rings of addresses in memory that they
-share.
+"""Packet exchange between ranks and an aggregator on one machine, without the network: rings of addresses in shared
+memory.
 
-A job's segment is one piece of memory (a memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is freed
-with its last user, however that ends). Only the aggregator's user may open it, and nobody can change its size: memory
-that is cut off kills whoever touches it. It holds every rank's packets, the pool's result rows, and two rings a rank:
-`up` names packets that the rank has written, `down` names results. Nothing is copied: the aggregator adds straight from
-a rank's packet, and all ranks decode the same result row. That is safe without locks by the protocol's own rule: a rank
-reuses a packet after its result, the aggregator a row after every rank has answered the next version.
+A job's segment is one memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is freed with its last user,
+however that process ends. Only the aggregator's user can open it, and its size is sealed: access to truncated memory
+would kill a process. It holds all ranks' packets, the pool's result rows, and two rings per rank: `up` names packets
+written by the rank, `down` names results. Nothing is copied: the aggregator adds directly from a rank's packet, and all
+ranks decode the same result row. This is safe without locks because of the protocol: a rank reuses a packet only after
+its result, the aggregator a row only after all ranks have answered the next version.
 
-A reader that sleeps sets a flag, and is woken by an empty datagram to its UDP socket, so one poll covers both
+A sleeping reader sets a flag, and is woken by an empty datagram to its UDP socket, so that one poll covers both
 transports. Each ring has one writer and one reader (release on the head, acquire before the entries).
 """
 
@@ -25,11 +25,11 @@ from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import fence, load_acquire, prefetch, store_release, u64_at
 
 DATA_BYTES = 1024
-"""Of data in the packets of a job without large ones."""
+"""Data bytes per packet of a job without large packets."""
 _SLACK = 64
-"""Bytes of a row beside them: for headers."""
+"""Bytes of a row for headers, in addition to the data."""
 REPLIES = 256
-"""Rows for wait packets; a late reader may find one overwritten, which costs no more than a hint."""
+"""Rows for wait packets. One may be overwritten before a late reader reads it; only a hint is then lost."""
 
 _HEADER = 4096
 _AGGREGATOR_SLEEPS = 64
@@ -39,7 +39,7 @@ _LENGTH_BITS = 16
 
 
 class Segment(NamedTuple):
-    """A mapped segment: `at` int64[FIELDS]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a
+    """A mapped segment. `at` int64[FIELDS]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a
     rank's block, offsets of the ranks' packets and of the pool's rows, bytes of a row. `memory` uint8[bytes] keeps it
     mapped."""
 
@@ -48,12 +48,12 @@ class Segment(NamedTuple):
 
     @property
     def data_bytes(self) -> int:
-        """Of data in the largest packet that fits a row."""
+        """Data bytes of the largest packet that fits in a row."""
         return int(self.at[ROW]) - _SLACK
 
 
 Ring = tuple[Address, Address, Address]
-"""Addresses of a ring's head, its tail and its entries."""
+"""Addresses of a ring's head, tail and entries."""
 FIELDS = 9
 BASE, SIZE, RANKS, SLOTS, CAPACITY, STRIDE, PACKETS, ROWS, ROW = range(FIELDS)
 
@@ -69,12 +69,12 @@ def _layout(ranks: int, slots: int, data_bytes: int) -> np.ndarray:
 
 
 def no_segment() -> Segment:
-    """For packets that go by another transport."""
+    """Return the placeholder for packets on another transport."""
     return Segment(np.zeros(FIELDS, np.int64), np.zeros(1, np.uint8))
 
 
 def new_memory(name: str, size_bytes: int) -> int:
-    """The file descriptor of memory that only this user may open, and whose size nobody can change. Raises OSError."""
+    """Return the file descriptor of a new memfd with mode 600 and a sealed size. Raises OSError."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, 0o600)
@@ -87,7 +87,7 @@ def new_memory(name: str, size_bytes: int) -> int:
 
 
 def create(ranks: int, slots: int, data_bytes: int = DATA_BYTES) -> tuple[Segment, int, str]:
-    """A new segment for packets with so many bytes of data: (segment, file descriptor, its name for `attach`). The
+    """Create a segment for packets with `data_bytes` of data; return (segment, file descriptor, name for `attach`). The
     creator keeps the descriptor open while ranks may attach.
 
     Raises OSError where the kernel has no memfd or no memory.
@@ -105,7 +105,7 @@ def create(ranks: int, slots: int, data_bytes: int = DATA_BYTES) -> tuple[Segmen
 
 
 def attach(name: str) -> Segment:
-    """Map a segment by its name. Raises ConfigError if it is not there (another machine, container or user)."""
+    """Map a segment by its name. Raises ConfigError if it isn't accessible (another machine, container or user)."""
     try:
         path, mark, *sizes = name.rsplit(":", 4)
         ranks, slots, data_bytes = map(int, sizes)
@@ -140,13 +140,13 @@ def _rows(segment: Segment, offset: int, count: int) -> np.ndarray:
 
 
 def packets_of(segment: Segment, rank: int) -> np.ndarray:
-    """A rank's packets, those of even rounds and those of odd ones: uint8[2 * slots, bytes of a row]."""
+    """Return a rank's packets, those of even rounds followed by those of odd ones: uint8[2 * slots, bytes of a row]."""
     rows = 2 * int(segment.at[SLOTS])
     return _rows(segment, int(segment.at[PACKETS]) + rank * rows * int(segment.at[ROW]), rows)
 
 
 def pool_rows(segment: Segment) -> np.ndarray:
-    """The pool's result rows: uint8[2 * slots, bytes of a row]."""
+    """Return the pool's result rows: uint8[2 * slots, bytes of a row]."""
     return _rows(segment, int(segment.at[ROWS]), 2 * int(segment.at[SLOTS]))
 
 
@@ -157,41 +157,41 @@ def _block(at: np.ndarray, rank: int) -> np.uint64:
 
 @kernel
 def _up(at: np.ndarray, rank: int) -> Ring:
-    """A rank's ring to the aggregator."""
+    """Return the ring from a rank to the aggregator."""
     block = _block(at, rank)
     return block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES)
 
 
 @kernel
 def _down(at: np.ndarray, rank: int) -> Ring:
-    """The ring from the aggregator to a rank."""
+    """Return the ring from the aggregator to a rank."""
     block = _block(at, rank)
     return block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
 
 
 @kernel(forceinline=True)
 def _open(at: np.ndarray, ring: Ring) -> tuple[Ring, np.uint64, np.uint64]:
-    """Begin to append to a ring, as its writer: (ring, its head, where that must not go beyond). `add` appends, and
-    `publish` shows the reader what has been added."""
+    """Begin to append to a ring, as its writer; return (ring, head, upper limit of the head). `add` appends, and
+    `publish` makes the additions visible to the reader."""
     return ring, u64_at(ring[0], 1)[0], load_acquire(ring[1]) + np.uint64(at[CAPACITY])
 
 
 @kernel(forceinline=True)
 def open_up(at: np.ndarray, rank: int) -> tuple[Ring, np.uint64, np.uint64]:
-    """Rank's side: begin to name packets to the aggregator (`_open`)."""
+    """Begin to append packets for the aggregator, on the rank's side (`_open`)."""
     return _open(at, _up(at, rank))
 
 
 @kernel(forceinline=True)
 def open_down(at: np.ndarray, rank: int) -> tuple[Ring, np.uint64, np.uint64]:
-    """Aggregator's side: begin to name results to a rank (`_open`)."""
+    """Begin to append results for a rank, on the aggregator's side (`_open`)."""
     return _open(at, _down(at, rank))
 
 
 @kernel(forceinline=True)
 def add(at: np.ndarray, ring: Ring, head: np.uint64, end: np.uint64, address: Address, length: int) -> np.uint64:
-    """Name one packet or result; the new head, the same if the ring is full (a packet is then lost, and the timer will
-    have it named once more; results always fit)."""
+    """Append one packet or result; return the new head, unchanged if the ring is full (a packet is then lost, and the
+    retransmission timer appends it again; results always fit)."""
     head = np.uint64(head)
     if head == np.uint64(end):
         return head
@@ -203,14 +203,14 @@ def add(at: np.ndarray, ring: Ring, head: np.uint64, end: np.uint64, address: Ad
 
 @kernel(forceinline=True)
 def publish(ring: Ring, head: np.uint64) -> None:
-    """Let the reader see everything up to `head`."""
+    """Make all entries up to `head` visible to the reader."""
     store_release(ring[0], head)
 
 
 @kernel
 def _push(at: np.ndarray, ring: Ring, address: Address, length: int, room: int) -> int:
-    """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call
-    this."""
+    """Append one entry unless fewer than `room` entries would stay free; return 1 if appended. Only the ring's writer
+    may call this."""
     ring, head, end = _open(at, ring)
     after = add(at, ring, head, end, address, length) if end - head > np.uint64(room) else head
     publish(ring, after)
@@ -219,13 +219,14 @@ def _push(at: np.ndarray, ring: Ring, address: Address, length: int, room: int) 
 
 @kernel
 def query_up(at: np.ndarray, rank: int, seq: int) -> int:
-    """Rank's side: query which ranks the round `seq` waits for; dropped if the ring is more than half full."""
+    """Ask which ranks round `seq` is waiting for, on the rank's side; dropped if the ring is more than half full."""
     return _push(at, _up(at, rank), np.uint64(at[BASE] + seq), 0, at[CAPACITY] // 2)
 
 
 @kernel
 def push_down(at: np.ndarray, rank: int, address: Address, length: int, room: int) -> int:
-    """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, more for hints)."""
+    """Append a result for a rank, on the aggregator's side. `room`: entries to leave free (0 for results, more for
+    hints)."""
     return _push(at, _down(at, rank), address, length, room)
 
 
@@ -233,14 +234,14 @@ def push_down(at: np.ndarray, rank: int, address: Address, length: int, room: in
 def _pop(
     at: np.ndarray, ring: Ring, lowest: int, highest: int, sender: np.uint64, packets: Any, count: int, most: int
 ) -> int:
-    """Append up to `most` entries to `packets` from `count` on, those that lie between two offsets; the new count.
-    The headers that they name are fetched meanwhile: another process wrote them, so each would have to be waited for.
+    """Append up to `most` entries that lie between two offsets to `packets` from `count` on; return the new count. The
+    headers of the named packets are prefetched: another process wrote them, so each access would miss the cache.
     """
     head_at, tail_at, entries_at = ring
     head, tail = load_acquire(head_at), u64_at(tail_at, 1)[0]
     entries = u64_at(entries_at, at[CAPACITY])
     looks = min(most, packets.address.size - count)
-    while tail != head and looks > 0:  # not "while count < most": entries that are refused take time too
+    while tail != head and looks > 0:  # not "while count < most": refused entries take time too
         looks -= 1
         entry = entries[int64(tail) & (at[CAPACITY] - 1)]
         offset, length = int64(entry >> np.uint64(_LENGTH_BITS)), int64(entry & np.uint64(0xFFFF))
@@ -248,7 +249,7 @@ def _pop(
         if length == 0:  # a query: the offset is a sequence number
             packets.address[count], packets.length[count], packets.endpoint[count] = np.uint64(offset), 0, sender
             count += 1
-        elif lowest <= offset and offset + length <= highest:  # a rank is trusted with its own packets, nothing else
+        elif lowest <= offset and offset + length <= highest:  # a rank is trusted only with its own packets
             packets.address[count] = np.uint64(at[BASE] + offset)
             prefetch(np.uint64(at[BASE] + offset))
             packets.length[count] = length
@@ -260,8 +261,8 @@ def _pop(
 
 @kernel
 def receive_up(at: np.ndarray, rank: int, sender: np.uint64, packets: Any, count: int, most: int) -> int:
-    """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
-    endpoint; the new count. An entry of length 0 is a query (`query_up`): its address is the sequence number."""
+    """Append up to `most` of a rank's entries to `packets` from `count` on, with `sender` as endpoint; return the new
+    count (aggregator's side). An entry of length 0 is a query (`query_up`): its address is the sequence number."""
     size = 2 * at[SLOTS] * at[ROW]
     lowest = at[PACKETS] + rank * size
     highest = lowest + size
@@ -270,7 +271,7 @@ def receive_up(at: np.ndarray, rank: int, sender: np.uint64, packets: Any, count
 
 @kernel
 def receive_down(at: np.ndarray, rank: int, packets: Any) -> int:
-    """Rank's side: fill `packets` with what the aggregator has named; how many."""
+    """Fill `packets` with the results from the aggregator; return their number (rank's side)."""
     return _pop(at, _down(at, rank), at[ROWS], at[SIZE], np.uint64(0), packets, 0, at[CAPACITY])
 
 
@@ -281,32 +282,33 @@ def _has_entries(ring: Ring) -> bool:
 
 @kernel
 def up_waits(at: np.ndarray, rank: int) -> bool:
-    """Whether a rank has named packets that the aggregator has not received."""
+    """Return whether a rank's ring has packets that the aggregator has not received."""
     return _has_entries(_up(at, rank))
 
 
 @kernel
 def down_waits(at: np.ndarray, rank: int) -> bool:
-    """Whether the aggregator has named results that the rank has not received."""
+    """Return whether a rank has results that it has not received."""
     return _has_entries(_down(at, rank))
 
 
 @kernel
 def _sleep_flag(at: np.ndarray, rank: int) -> np.uint64:
-    """Address of the flag of a rank, or of the aggregator for rank -1."""
+    """Return the address of the sleep flag of a rank, or of the aggregator for rank -1."""
     return np.uint64(at[BASE] + _AGGREGATOR_SLEEPS) if rank < 0 else _block(at, rank) + np.uint64(_RANK_SLEEPS)
 
 
 @kernel
 def announce_sleep(at: np.ndarray, rank: int, asleep: int) -> None:
-    """Set or clear the flag. Whoever sets it must look at its rings once more before it sleeps."""
+    """Set or clear the sleep flag. After setting it, check the rings again before sleeping."""
     store_release(_sleep_flag(at, rank), np.uint64(asleep))
     fence()
 
 
 @kernel
 def must_wake(at: np.ndarray, rank: int) -> bool:
-    """After pushing: whether the reader sleeps. The caller then wakes it; others need not."""
+    """Return whether the reader sleeps and must be woken by the caller, and clear its flag. To be called after a
+    push."""
     fence()
     flag = _sleep_flag(at, rank)
     if load_acquire(flag) == 0:

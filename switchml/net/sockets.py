@@ -1,5 +1,5 @@
-"""How sockets are opened: buffers as large as the system gives, and packet sockets on a network interface (AF_PACKET,
-packet(7)), which carry whole Ethernet frames, each behind a virtio header (trains.py)."""
+"""Socket setup: large buffers, and packet sockets on a network interface (AF_PACKET, packet(7)), which carry whole
+Ethernet frames, each after a virtio header (trains.py)."""
 
 import ctypes
 import errno
@@ -10,7 +10,7 @@ import struct
 from switchml.errors import ConfigError
 
 BUFFER_BYTES = 16 << 20
-"""Receive and send buffer of a packet socket."""
+"""Size of the receive and send buffers of a packet socket."""
 ETH_P_IP, ETH_P_ALL = 0x0800, 0x0003
 SOL_PACKET = 263
 ADD_MEMBERSHIP, RX_RING, COPY_THRESHOLD, AUXDATA, VERSION, VNET_HDR, IGNORE_OUTGOING = 1, 5, 7, 8, 10, 15, 23
@@ -18,27 +18,27 @@ ADD_MEMBERSHIP, RX_RING, COPY_THRESHOLD, AUXDATA, VERSION, VNET_HDR, IGNORE_OUTG
 
 _PROMISCUOUS = 1
 _SIOCGIFFLAGS, _SIOCGIFINDEX, _NAME_BYTES, _IFF_RUNNING = 0x8913, 0x8933, 16, 0x40
-"""netdevice(7): requests, bytes of a name in struct ifreq, and a flag."""
+"""netdevice(7): requests, size of a name in struct ifreq, and a flag."""
 _RTMGRP_LINK = 1
 """linux/rtnetlink.h."""
 _SO_RCVBUFFORCE, _SO_SNDBUFFORCE, _SO_ATTACH_FILTER = 33, 32, 26
 _LDH, _LDB, _JEQ, _AND, _RET = 0x28, 0x30, 0x15, 0x54, 0x06
-"""linux/filter.h: load 16 or 8 bits of the frame, jump if equal, mask, return how much of the frame to keep."""
+"""linux/filter.h: load 16 or 8 bits of the frame, jump if equal, mask, return the number of bytes to keep."""
 
 
 def grow_buffers(sock: socket.socket, size_bytes: int) -> int:
-    """Ask for socket buffers of `size_bytes`, beyond rmem_max where the process may; returns the receive buffer's real
-    size."""
+    """Request socket buffers of `size_bytes`, beyond rmem_max if the process is privileged; return the actual receive
+    buffer size."""
     for force, plain in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         try:
             sock.setsockopt(socket.SOL_SOCKET, force, size_bytes)
-        except OSError:  # not root: as much as net.core.rmem_max and wmem_max allow
+        except OSError:  # not root: limited by net.core.rmem_max and wmem_max
             sock.setsockopt(socket.SOL_SOCKET, plain, size_bytes)
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
 
 def new_packet_socket(interface: str, *, buffer_bytes: int = BUFFER_BYTES) -> socket.socket:
-    """A packet socket for an interface, at which nothing arrives before `attach`. Raises ConfigError."""
+    """Return a packet socket for an interface, which receives nothing before `attach`. Raises ConfigError."""
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     except PermissionError:
@@ -53,8 +53,8 @@ def new_packet_socket(interface: str, *, buffer_bytes: int = BUFFER_BYTES) -> so
 
 
 def attach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, promiscuous: bool = False) -> None:
-    """Have what arrives at an interface arrive at a packet socket (`protocol` 0: nothing), and what is sent leave
-    there. Raises ConfigError, having closed the socket."""
+    """Bind a packet socket to an interface, to receive (`protocol` 0: nothing) and to send. Raises ConfigError, after
+    closing the socket."""
     try:
         reattach(sock, interface, protocol, promiscuous=promiscuous)
     except OSError as error:
@@ -63,8 +63,8 @@ def attach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, pr
 
 
 def reattach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, promiscuous: bool = False) -> None:
-    """`attach` for a socket whose interface was removed and is back; it stays open if the interface is not there.
-    Raises OSError."""
+    """Call `attach` for a socket whose interface was removed and recreated; the socket stays open if the interface is
+    missing. Raises OSError."""
     sock.bind((interface, protocol))
     if promiscuous:
         index = struct.unpack_from("i", _ask(sock, _SIOCGIFINDEX, interface), _NAME_BYTES)[0]
@@ -72,13 +72,13 @@ def reattach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, 
 
 
 def interface_of(sock: socket.socket) -> str:
-    """The name, by now, of the interface that a packet socket is attached to; "" if it is gone. Raises OSError if the
-    socket is closed."""
+    """Return the current name of the interface that a packet socket is attached to; "" if it has been removed. Raises
+    OSError if the socket is closed."""
     return str(sock.getsockname()[0])
 
 
 def is_running(sock: socket.socket) -> bool:
-    """Whether the interface of a packet socket is up and has a carrier."""
+    """Return whether the interface of a packet socket is up and has a carrier."""
     try:
         flags = struct.unpack_from("H", _ask(sock, _SIOCGIFFLAGS, interface_of(sock)), _NAME_BYTES)[0]
     except OSError:
@@ -87,26 +87,26 @@ def is_running(sock: socket.socket) -> bool:
 
 
 def _ask(sock: socket.socket, request: int, interface: str) -> bytes:
-    """An ioctl of netdevice(7), in the socket's network namespace."""
+    """Call an ioctl of netdevice(7), in the socket's network namespace."""
     return fcntl.ioctl(sock, request, struct.pack("16s24x", interface.encode()))
 
 
 def take_error(sock: socket.socket) -> int:
-    """The socket's pending error, which is none any more: until it is read, poll() returns at once, and the next frame
-    fails with it. An interface leaves one when it goes down."""
+    """Return and clear the socket's pending error: until it is read, poll() returns at once, and sending the next frame
+    fails with it. An interface that goes down sets one."""
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 def watch_links() -> socket.socket:
-    """A socket at which a message arrives when an interface of this thread's network namespace changes (rtnetlink(7)).
-    Raises OSError."""
+    """Return a socket that receives a message when an interface of this thread's network namespace changes
+    (rtnetlink(7)). Raises OSError."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
     sock.bind((0, _RTMGRP_LINK))
     return sock
 
 
 def drain(sock: socket.socket) -> None:
-    """Read and drop all that has arrived at a socket that does not block."""
+    """Read and drop all pending messages of a nonblocking socket."""
     while True:
         try:
             sock.recv(1 << 16)
@@ -118,7 +118,8 @@ def drain(sock: socket.socket) -> None:
 
 
 def receive_only_udp(sock: socket.socket, port: int, mask: int = 0xFFFF) -> None:
-    """Have the kernel drop what is not UDP over IPv4 for this port, or those that equal it in the bits of `mask`."""
+    """Attach a kernel filter that drops all but UDP over IPv4 for this port, or for ports equal to it in the bits of
+    `mask`."""
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (

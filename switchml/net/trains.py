@@ -1,10 +1,10 @@
-"""Trains of packets: what Linux hands over as one frame when it leaves segmentation to the hardware (GSO, GRO), with
-the checksum left out. This file cuts them into packets, removes packets from them, and joins packets to trains.
+"""Packet trains: the frames that Linux delivers when segmentation and checksums are left to the hardware (GSO, GRO).
+This module cuts trains into packets, removes packets from trains, and joins packets into trains.
 
-A packet socket puts a struct virtio_net_hdr (linux/virtio_net.h, 10 bytes) before each frame: flags, type of
-segmentation, length of all headers, payload bytes of each packet (the last may be shorter), where the checksum starts
-and its offset from there. One set of headers is followed by the payloads of all packets. UDP and TCP over IPv4 and
-IPv6 are understood, with VLAN tags or without; UDP over IPv4 is joined. Addresses are int64.
+A packet socket puts a struct virtio_net_hdr (linux/virtio_net.h, 10 bytes) before each frame: flags, segmentation type,
+length of all headers, payload bytes of each packet (the last may be shorter), start of the checksummed range and offset
+of the checksum from there. One set of headers is followed by the payloads of all packets. UDP and TCP over IPv4 and
+IPv6 are supported, with or without VLAN tags; only UDP over IPv4 is joined. Addresses are int64.
 """
 
 import numpy as np
@@ -17,45 +17,45 @@ VIRTIO_BYTES = 10
 NEEDS_CHECKSUM = 1
 """A flag of the virtio header."""
 UDP_SEGMENTS = 5
-"""Its type of segmentation for UDP (VIRTIO_NET_HDR_GSO_UDP_L4, since Linux 6.2)."""
+"""Segmentation type of UDP in the virtio header (VIRTIO_NET_HDR_GSO_UDP_L4, since Linux 6.2)."""
 HEADER_BYTES = 14 + 20 + 8
-"""Ethernet, IPv4 without options, UDP: what packets that can be joined begin with."""
+"""Headers of packets that can be joined: Ethernet, IPv4 without options, UDP."""
 MAX_HEADER_BYTES = 256
 """Ethernet, VLAN tags, IP with options or extensions, and TCP with options."""
 MAX_JOINED = 60
-"""Packets that one train is made of; every Linux takes 64 (UDP_MAX_SEGMENTS before 6.9)."""
+"""Maximum packets of a joined train; every Linux version accepts 64 (UDP_MAX_SEGMENTS before 6.9)."""
 GRO_PACKETS = 64
-"""Packets that Linux itself joins to one train of UDP when it receives (UDP_GRO_CNT_MAX)."""
+"""Maximum packets that Linux itself joins into one UDP train on reception (UDP_GRO_CNT_MAX)."""
 MAX_JOINED_BYTES = 65000
 MAX_PACKETS = 4096
-"""Packets that one train is cut into; one that has more is not understood."""
+"""Maximum packets that one train is cut into; longer trains are unsupported."""
 MAX_CUT_BYTES = 8 << 20
-"""What the packets of one train can come to in all."""
+"""Maximum total bytes of the packets of one train."""
 
 _IPV4, _IPV6, _VLAN, _QINQ = 0x0800, 0x86DD, 0x8100, 0x88A8
 _UDP, _TCP, _UDP_CHECKSUM_AT, _TCP_CHECKSUM_AT = 17, 6, 6, 16
 _FIN_PSH, _CWR = 0x09, 0x80
 _ECN = 0x80
-"""In the type of segmentation: not a type but a mark."""
+"""A flag in the segmentation type, not a type."""
 
 
 @kernel
 def le16(data: np.ndarray, at: int) -> int:
-    """The number that Linux wrote to data[at:at+2] in the machine's byte order (little-endian)."""
+    """Return the number that Linux wrote to data[at:at+2] in the machine's byte order (little-endian)."""
     return int64(data[at]) | (int64(data[at + 1]) << 8)
 
 
 @kernel
 def virtio_fields(at: Address) -> tuple[int, int, int, int, int]:
-    """Of the virtio header at an address: (flags, type of segmentation or 0, payload bytes of each packet, where the
-    checksum starts in the frame, its offset from there)."""
+    """Return the fields of the virtio header at an address: (flags, segmentation type or 0, payload bytes of each
+    packet, start of the checksummed range in the frame, offset of the checksum from there)."""
     data = u8_at(at, VIRTIO_BYTES)
     return int64(data[0]), int64(data[1]) & ~_ECN, le16(data, 4), le16(data, 6), le16(data, 8)
 
 
 @kernel
 def _network_at(frame: np.ndarray, length: int) -> tuple[int, int]:
-    """(offset of the IP header, its version), or (0, 0) if there is none."""
+    """Return (offset of the IP header, its version), or (0, 0) if there is none."""
     at = 14
     while at + 20 <= length:
         kind = be16(frame, at - 2)
@@ -72,8 +72,8 @@ def _network_at(frame: np.ndarray, length: int) -> tuple[int, int]:
 
 @kernel
 def layout(at: Address, length: int, size: int, start: int, offset: int) -> tuple[int, int, int, int]:
-    """(offset of the IP header, its version, bytes of all headers, packets) of the train at an address, whose virtio
-    header gives `size`, `start` and `offset`; all 0 if it is not understood."""
+    """Return (offset of the IP header, its version, bytes of all headers, packets) of the train at an address, with
+    `size`, `start` and `offset` from its virtio header; all 0 if unsupported."""
     frame = u8_at(at, length)
     network, version = _network_at(frame, length)
     is_udp = offset == _UDP_CHECKSUM_AT
@@ -104,8 +104,8 @@ def _describe(
     first: int,
     is_last: bool,
 ) -> None:
-    """Have the headers of a train of `length` bytes, copied to `frame`, describe the `end` bytes that are there now:
-    packets from number `first` on, up to the train's last one or not. The checksum stays that of the pseudo header."""
+    """Rewrite the headers of a train of `length` bytes, copied to `frame`, for its present `end` bytes: packets from
+    number `first` on, up to the train's last one or not. The checksum remains that of the pseudo header."""
     if version == 4:
         put_ipv4(frame, network, end - network, be16(frame, network + 4) + first)
     else:
@@ -134,9 +134,9 @@ def cut(
     addresses: np.ndarray,
     lengths: np.ndarray,
 ) -> tuple[int, int]:
-    """Cut the train at an address into packets, checksums and all. They are written one behind another from address
-    `out` on, where there are `room` bytes; `addresses` and `lengths` get their places. Returns (packets, bytes
-    written), (0, 0) if it can't be cut."""
+    """Cut the train at an address into packets with complete checksums. They are written consecutively from address
+    `out` on, where there are `room` bytes; `addresses` and `lengths` receive their positions. Returns (packets, bytes
+    written), (0, 0) if the train can't be cut."""
     network, version, header, count = layout(at, length, size, start, offset)
     if count == 0 or count > len(addresses) or length + count * header > room:
         return 0, 0
@@ -156,8 +156,8 @@ def cut(
 
 @kernel
 def count_packets(at: Address, length: int) -> tuple[int, int, int]:
-    """(packets, bytes of the virtio and all other headers, payload bytes of each packet) of a frame behind its virtio
-    header; (1, 0, 0) for one that is no train, or not understood."""
+    """Return (packets, bytes of the virtio and all other headers, payload bytes of each packet) of a frame after its
+    virtio header; (1, 0, 0) for a frame that is no train, or unsupported."""
     if length < VIRTIO_BYTES:
         return 1, 0, 0
     _, segmentation, size, start, offset = virtio_fields(at)
@@ -171,12 +171,12 @@ def count_packets(at: Address, length: int) -> tuple[int, int, int]:
 
 @kernel
 def without(at: Address, length: int, surviving: np.ndarray, out: Address, lengths: np.ndarray) -> int:
-    """What is left of a train at address `at`, behind its virtio header, without the packets for which `surviving`
-    (bool for each) is False.
+    """Copy a train at address `at`, after its virtio header, without the packets for which `surviving` (bool for each)
+    is False.
 
-    Writes frames one behind another from address `out` on, their lengths to `lengths`, and returns how many: one of
-    UDP, whose packets stand alone; for TCP one for each run of neighbours, since a gap must show in the sequence.
-    There must be room for `length + packets * header` bytes.
+    Frames are written consecutively from address `out` on, their lengths to `lengths`; returns their number: one for
+    UDP, whose packets are independent; for TCP one per run of consecutive packets, since a gap must show in the
+    sequence numbers. There must be room for `length + packets * header` bytes.
     """
     _, _, size, start, offset = virtio_fields(at)
     whole = length - VIRTIO_BYTES
@@ -199,7 +199,7 @@ def without(at: Address, length: int, surviving: np.ndarray, out: Address, lengt
                 copy_bytes(out + VIRTIO_BYTES + end, at + VIRTIO_BYTES + header + i * size, piece)
                 end += piece
                 packets += 1
-        if packets == 1:  # no train any more
+        if packets == 1:  # no longer a train
             virtio = u8_at(out, VIRTIO_BYTES)
             virtio[1] = virtio[4] = virtio[5] = 0
         frame = u8_at(out + VIRTIO_BYTES, end)
@@ -213,7 +213,7 @@ def without(at: Address, length: int, surviving: np.ndarray, out: Address, lengt
 
 @kernel
 def is_joinable(at: Address, length: int) -> bool:
-    """Whether a packet may be part of a train: UDP over IPv4, whole, with right checksums (or none)."""
+    """Return whether a packet may be part of a train: UDP over IPv4, unfragmented, with correct checksums (or none)."""
     if length <= HEADER_BYTES:
         return False
     frame = u8_at(at, length)
@@ -228,8 +228,8 @@ def is_joinable(at: Address, length: int) -> bool:
 
 @kernel
 def follows(first: Address, number: int, at: Address) -> bool:
-    """Whether a joinable packet can come `number` packets after the joinable packet `first`: the same headers, with the
-    next identification."""
+    """Return whether a joinable packet can be number `number` after the joinable packet `first`: the same headers, with
+    the expected identification."""
     one, two = u8_at(first, HEADER_BYTES), u8_at(at, HEADER_BYTES)
     for i in range(40):
         if one[i] != two[i] and i not in (16, 17, 18, 19, 24, 25, 38, 39):  # lengths, identification, checksum
@@ -239,8 +239,8 @@ def follows(first: Address, number: int, at: Address) -> bool:
 
 @kernel
 def join_headers(out: Address, first: Address, size: int, payload: int) -> None:
-    """Write to address `out` the virtio header and the headers of a train with `payload` bytes in all, `size` to a
-    packet, of which the packet at address `first` is the first."""
+    """Write the virtio header and the headers of a train to address `out`: `payload` bytes in total, `size` per packet,
+    with the packet at address `first` as its first."""
     virtio = u8_at(out, VIRTIO_BYTES)
     virtio[:] = 0
     virtio[0], virtio[1], virtio[2] = NEEDS_CHECKSUM, UDP_SEGMENTS, HEADER_BYTES

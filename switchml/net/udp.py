@@ -1,9 +1,9 @@
-"""Datagrams in batches over a UDP socket: recvmmsg and sendmmsg, with segmentation and receive offload where the kernel
-has them.
+"""Batched datagrams over a UDP socket: recvmmsg and sendmmsg, with segmentation and receive offload where the kernel
+supports them.
 
-With UDP_SEGMENT one system call hands the kernel up to 60 equal packets for one destination as one buffer; with UDP_GRO
-it hands back such a train in one. That saves the walk through the network stack that otherwise costs more than all else
-together. Packets are not copied when they are sent: each message gathers them from where they are.
+With UDP_SEGMENT one system call passes up to 60 packets of equal size for one destination to the kernel as one buffer;
+with UDP_GRO it returns such a train as one. This saves most of the cost of the network stack, which otherwise
+dominates. Packets are not copied on sending: each message gathers them in place.
 
 A packet list (`Packets`) is filled by `receive_batch` and consumed by `send_batch`; an endpoint is an integer, IPv4 <<
 16 | port, both in host order.
@@ -32,17 +32,16 @@ from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import be16, be32, put_be16, put_be32, u8_at
 
 RECEIVE_MESSAGES = 16
-"""Messages that one recvmmsg takes (each up to 64 kB with GRO)."""
+"""Messages per recvmmsg (each up to 64 kB with GRO)."""
 _BUFFER_BYTES = 65536
 _MESSAGE_BYTES = 65507
-"""What one message can carry over IPv4."""
+"""Maximum payload of one message over IPv4."""
 _SEND_MESSAGES = 64
 RECEIVE_PACKETS = RECEIVE_MESSAGES * GRO_PACKETS
 
 
 class Packets(NamedTuple):
-    """A list of packets: addresses uint64[k], lengths int32[k], endpoints uint64[k] (who sent it, or whom it goes
-    to)."""
+    """A list of packets: addresses uint64[k], lengths int32[k], endpoints uint64[k] (source or destination)."""
 
     address: np.ndarray
     length: np.ndarray
@@ -50,7 +49,7 @@ class Packets(NamedTuple):
 
 
 class UdpIO(NamedTuple):
-    """What the kernels below need of one socket. `config` int64[2]: file descriptor, 1 if UDP_SEGMENT works."""
+    """Per-socket state of the kernels below. `config` int64[2]: file descriptor, 1 if UDP_SEGMENT works."""
 
     config: np.ndarray
     buffers: np.ndarray
@@ -63,17 +62,17 @@ def new_packets(count: int) -> Packets:
 
 
 def endpoint(ip: str, port: int) -> int:
-    """An IPv4 address and port as the integer that packet lists use."""
+    """Return an IPv4 address and port as the integer used in packet lists."""
     return int.from_bytes(socket.inet_aton(ip), "big") << 16 | port
 
 
 def endpoint_text(value: int) -> tuple[str, int]:
-    """The reverse of `endpoint`."""
+    """Return the inverse of `endpoint`."""
     return socket.inet_ntoa((int(value) >> 16).to_bytes(4, "big")), int(value) & 0xFFFF
 
 
 def probe_offload(sock: socket.socket) -> tuple[bool, bool]:
-    """(UDP_SEGMENT, UDP_GRO): what this kernel has for this socket. Turns GRO on where it can."""
+    """Return (UDP_SEGMENT, UDP_GRO): whether the kernel supports them for this socket. Enables GRO where supported."""
     return _takes_option(sock, libc.UDP_SEGMENT, 0), _takes_option(sock, libc.UDP_GRO, 1)
 
 
@@ -86,10 +85,11 @@ def _takes_option(sock: socket.socket, option: int, value: int) -> bool:
 
 
 def new_udp_io(sock: socket.socket) -> UdpIO:
-    """Buffers and message headers for a bound UDP socket. The caller keeps the socket open while kernels use this."""
+    """Return buffers and message headers for a bound UDP socket. The caller keeps the socket open while kernels use
+    them."""
     segment, _ = probe_offload(sock)
-    # From a page's start: where a place is no multiple of 32 (NumPy's are 16 behind a page's start), `rep movsb`, with
-    # which Linux copies, takes 2.4 times as long on AMD's Zen 3.
+    # Page-aligned: for addresses that aren't multiples of 32 (NumPy's are 16 bytes after a page's start), `rep movsb`,
+    # which Linux uses for copying, takes 2.4 times as long on AMD's Zen 3.
     buffers = np.frombuffer(mmap.mmap(-1, RECEIVE_MESSAGES * _BUFFER_BYTES), np.uint8).reshape(RECEIVE_MESSAGES, -1)
     return UdpIO(
         config=np.array([sock.fileno(), segment], np.int64),
@@ -101,16 +101,15 @@ def new_udp_io(sock: socket.socket) -> UdpIO:
 
 @kernel
 def _sender(name: np.ndarray) -> np.uint64:
-    """Endpoint of a sockaddr_in: family (2 bytes), port and address in network order."""
+    """Return the endpoint of a sockaddr_in: family (2 bytes), port and address in network order."""
     data = name.view(np.uint8)
     return np.uint64(be32(data, 4) << 16 | be16(data, 2))
 
 
 @kernel
 def receive_batch(io: UdpIO, packets: Packets) -> int:
-    """Receive without waiting. Fills `packets`, which stay valid until the next call; returns how many.
-
-    Empty datagrams come as packets of length 0.
+    """Receive without blocking. Fills `packets`, which stay valid until the next call; returns the number of packets.
+    Empty datagrams are returned as packets of length 0.
     """
     count = 0
     for i in range(receive_messages(io.config[0], io.incoming, 0, RECEIVE_MESSAGES)):
@@ -138,7 +137,7 @@ def receive_batch(io: UdpIO, packets: Packets) -> int:
 
 @kernel
 def _put_receiver(name: np.ndarray, to: np.uint64) -> None:
-    """Make an endpoint a sockaddr_in."""
+    """Write an endpoint as a sockaddr_in."""
     data = name.view(np.uint8)
     data[0], data[1] = 2, 0
     put_be16(data, 2, int64(to))
@@ -147,20 +146,20 @@ def _put_receiver(name: np.ndarray, to: np.uint64) -> None:
 
 @kernel
 def _flush(io: UdpIO, messages: int) -> int:
-    """Send the prepared messages; returns how many failed: lost like any datagram, the sender's timer or the peer's
-    covers it."""
+    """Send the prepared messages; return the number that failed: lost like any datagram, and handled by the sender's or
+    the peer's timer."""
     failed = send_messages(io.config[0], io.outgoing, messages, 0)
     if failed:
         for error in io.outgoing.errors[:messages]:
-            if error == libc.EIO:  # the device on this path can't do checksums, which segmentation needs
+            if error == libc.EIO:  # the device on this path lacks the checksum offload that segmentation needs
                 io.config[1] = 0
     return failed
 
 
 @kernel
 def send_batch(io: UdpIO, packets: Packets, count: int) -> int:
-    """Send packets[:count]. Neighbours of one length for one endpoint travel as one message. Returns how many messages
-    failed."""
+    """Send packets[:count]. Consecutive packets of equal length for one endpoint are sent as one message. Returns the
+    number of messages that failed."""
     messages = failed = 0
     i = 0
     while i < count:
@@ -169,13 +168,13 @@ def send_batch(io: UdpIO, packets: Packets, count: int) -> int:
             messages = 0
         to, length = packets.endpoint[i], int64(packets.length[i])
         limit = 1
-        if io.config[1] and length:  # a segment size of 0 is none: several empty datagrams would become one
+        if io.config[1] and length:  # a segment size of 0 means none: several empty datagrams would become one
             limit = max(min(MAX_JOINED, _MESSAGE_BYTES // length), 1)
         pieces = io.outgoing.iovecs[messages]
         train = words = 0
         end = np.uint64(0)
         while i < count and train < limit and packets.endpoint[i] == to and packets.length[i] == length:
-            if packets.address[i] == end:  # lies behind the last one: the kernel copies one long piece faster than two
+            if packets.address[i] == end:  # contiguous with the previous one: the kernel copies one long piece faster
                 pieces[words - 1] += np.uint64(length)
             else:
                 pieces[words], pieces[words + 1] = packets.address[i], length
@@ -194,5 +193,5 @@ def send_batch(io: UdpIO, packets: Packets, count: int) -> int:
 
 
 def payload_of(packets: Packets, index: int) -> bytes:
-    """A packet's bytes, copied (for tests and slow paths)."""
+    """Return a copy of a packet's bytes (for tests and slow paths)."""
     return u8_at(int(packets.address[index]), int(packets.length[index])).tobytes()

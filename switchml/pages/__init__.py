@@ -1,1 +1,1 @@
-"""Pages of HTML: one style, one header, charts that a browser draws. A page is one file with everything in it."""
+"""HTML pages: common style and header, charts drawn by the browser. A page is a single self-contained file."""

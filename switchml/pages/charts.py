@@ -1,5 +1,5 @@
-"""Charts as Vega-Lite specifications (v6): plain data, which `script.js` draws with hover, zoom and toggles. Names that
-come from files stand in data and titles only, never in an expression.
+"""Charts as Vega-Lite specifications (v6): plain data, which `script.js` draws with hover, zoom and toggles. Names from
+files occur only in data and titles, never in an expression.
 """
 
 import itertools
@@ -18,22 +18,22 @@ COLOURS = {
     "linear": "#9aa1a8", "limit": "#9aa1a8",
     "switchml": "#4477aa", "gloo": "#d2556a", "ring": "#d2556a", "Gloo's ring": "#d2556a",
 }  # fmt: skip
-"""Of what time goes into and of who reduces, the same on every page (Paul Tol's qualitative palette, which the
-colour-blind can tell apart, and greys)."""
+"""Colors of time components and of reduction methods, the same on every page (Paul Tol's qualitative palette, which
+color-blind readers can distinguish, and greys)."""
 PALETTE = ("#4477aa", "#d2556a", "#228833", "#b3a125", "#aa3377", "#2e9bc0", "#5d6670")
-"""Of all else, in order."""
+"""Colors of other names, in order of use."""
 MOST_SVG = 4000
-"""Marks of a chart that is drawn as SVG, which prints well; more of them are drawn as a bitmap, which is faster."""
+"""Maximum marks of a chart drawn as SVG, which prints well; larger charts are drawn as a bitmap, which is faster."""
 _UNITS = {
     "s": "format(datum.value, '~s') + 's'",
     "B": "format(datum.value, '~s') + 'B'",
     "GiB": "format(datum.value, '~g') + ' GiB'",
     "%": "format(datum.value, '~%')",
 }
-"""Unit of an axis → its labels: 20ms, 1.5GB."""
+"""Unit of an axis → label expression: 20ms, 1.5GB."""
 _AMOUNT = {"field": "value", "type": "quantitative"}
 _ROWS = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
-"""Of charts whose height follows from their rows."""
+"""Layout of charts whose height depends on their number of rows."""
 _ZOOM = {
     "name": "zoom",
     "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey]"},
@@ -43,12 +43,12 @@ _ZOOM_BOTH = {**_ZOOM, "select": {"type": "interval", "zoom": "wheel![event.ctrl
 ZOOM = (
     "Drag to move, Ctrl and the wheel to zoom, double-click for all of it; click a name in the legend to see it alone."
 )
-"""What a chart that zooms says below it."""
+"""Text below a chart that can be zoomed."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The same as a chart, to read: texts."""
+    """The contents of a chart as a table of texts."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -56,7 +56,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Block:
-    """Something that lasts: a rectangle of a timeline."""
+    """An interval: a rectangle of a timeline."""
 
     lane: str
     kind: str
@@ -67,7 +67,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. `low`, `high`: a band around it. `like`: another line, whose colour it has."""
+    """A curve. `low`, `high`: a band around it. `like`: name of another line, whose color is used."""
 
     name: str
     x: Sequence[float]
@@ -79,7 +79,8 @@ class Line:
 
 
 def colours(names: Iterable[str], like: Mapping[str, str] | None = None) -> dict[str, str]:
-    """One each: its own if it has one, that of the name it is `like`, or the next of the palette that is free."""
+    """Return a color for each name: its own if it has one, that of the name it is `like`, or the next free one of the
+    palette."""
     known = list(dict.fromkeys(names))
     like = like or {}
     taken = {COLOURS[name] for name in known if name in COLOURS}
@@ -89,7 +90,7 @@ def colours(names: Iterable[str], like: Mapping[str, str] | None = None) -> dict
 
 
 def _colour(names: Iterable[str], field: str = "part", like: Mapping[str, str] | None = None) -> Spec:
-    """The legend's names and colours."""
+    """Return the color encoding: names and colors of the legend."""
     found = colours(names, like)
     scale = {"domain": list(found), "range": list(found.values())}
     return {"field": field, "type": "nominal", "scale": scale}
@@ -111,7 +112,7 @@ def _axis(unit: str) -> Spec:
 
 
 def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, text: Any, title: str = "") -> Spec:
-    """A horizontal bar each, of parts one after the other. `text`: a value in words, for the tooltip."""
+    """Return a chart with one horizontal bar per row, of stacked parts. `text`: formats a value for the tooltip."""
     values = []
     for name, parts in rows.items():
         whole = sum(parts.values())
@@ -143,7 +144,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, text: Any, title
 
 
 def bars(rows: Iterable[tuple[str, str, float]], unit: str, text: Any, title: str = "") -> Spec:
-    """A horizontal bar for each (name, kind, value), a colour for each kind."""
+    """Return a chart with one horizontal bar per (name, kind, value), colored by kind."""
     values = [{"row": name, "part": kind, "value": value, "text": text(value)} for name, kind, value in rows]
     kinds = list(dict.fromkeys(value["part"] for value in values))
     return {
@@ -169,7 +170,7 @@ def timeline(
     text: Any,
     path: Sequence[tuple[float, str]] = (),
 ) -> Spec:
-    """Rectangles over time. `lanes`: (name, whether it is shown beside the lane), from the top; `path`: corners (s,
+    """Return a chart of rectangles over time. `lanes`: (name, whether it is labeled), from the top; `path`: corners (s,
     lane) of a line across them."""
     values = [
         {
@@ -233,8 +234,8 @@ def curves(
     y_log: bool = False,
     x_names: Mapping[float, str] | None = None,
 ) -> Spec:
-    """Lines with points; legend toggles, x zooms. `x_log`: base of a logarithmic axis, 0 for a linear one. `x_names`:
-    our own texts of positions on it."""
+    """Return a chart of lines with points, legend toggles and zoom along x. `x_log`: base of a logarithmic axis, 0 for
+    a linear one. `x_names`: custom labels of positions on it."""
     x_names = x_names or {}
     values: list[Spec] = []
     bands: list[Spec] = []
@@ -302,8 +303,8 @@ def curves(
 
 
 def marked_bars(values: Sequence[Spec], x_title: str, is_log: bool = False) -> Spec:
-    """A horizontal bar, or a dot on a logarithmic axis, for each of (row, part, value, text), maybe with a mark across
-    it (bound, bound_text). Rows of several parts have their bars beside each other."""
+    """Return a chart with one horizontal bar, or a dot on a logarithmic axis, per (row, part, value, text), optionally
+    with a mark across it (bound, bound_text). Bars of the same row are placed side by side."""
     rows = dict.fromkeys(value["row"] for value in values)
     parts = dict.fromkeys(value["part"] for value in values)
     is_grouped = len(rows) < len(values) and not is_log
@@ -347,8 +348,8 @@ def marked_bars(values: Sequence[Spec], x_title: str, is_log: bool = False) -> S
 def points(
     values: Sequence[Spec], x_title: str, y_title: str, ends: tuple[float, float] | None, bands: Sequence[float]
 ) -> Spec:
-    """Points of (name, part, x, y, label_left or label_right) on logarithmic axes; between `ends`, where y = x is
-    drawn, with `bands` around it."""
+    """Return a scatter chart of (name, part, x, y, label_left or label_right) on logarithmic axes; within `ends`, the
+    line y = x is drawn, with `bands` around it."""
     scale: Spec = {"type": "log", "nice": False}
     scale |= {"domain": list(ends)} if ends else {"padding": 24}
     axis = {"type": "quantitative", "scale": scale}

@@ -1,5 +1,5 @@
-"""How a page is rendered: `base.html` around the caller's own template, a header that says where it comes from, and
-nothing that a stranger's file named is obeyed rather than shown.
+"""Rendering of a page: `base.html` around the caller's template, with a header that shows the page's origin. Names from
+untrusted files are escaped, so they are displayed and never interpreted.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Origin:
     host: str
     version: str
     command: str
-    """The command line; empty where no command of ours made the page."""
+    """The command line; empty if the page was not made by a switchml command."""
 
 
 def origin() -> Origin:
-    """Of a page that is made now, by this process."""
+    """Return the origin of a page made now by this process."""
     date = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return Origin(date, socket.gethostname(), __version__, command_line())
 
 
 def command_line() -> str:
-    """This process's own, if it is a command of ours; without the value of --secret."""
+    """Return this process's command line if it is a switchml command, without the value of --secret; otherwise ""."""
     program = Path(sys.argv[0])
     if program.name != "switchml" and program.parts[-2:] != ("switchml", "__main__.py"):
         return ""
@@ -59,13 +59,13 @@ def command_line() -> str:
 
 
 def template(name: str, *folders: Path, **filters: Any) -> jinja2.Template:
-    """Template `name` of `folders`, which may extend and include what lies beside this module."""
+    """Return template `name` of `folders`, which may extend and include the templates in this module's folder."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, HERE]),
         autoescape=True,
-        finalize=lambda value: plain(value) if type(value) is str else value,  # Markup is of our own templates
+        finalize=lambda value: plain(value) if type(value) is str else value,  # Markup is from own templates
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -75,7 +75,7 @@ def template(name: str, *folders: Path, **filters: Any) -> jinja2.Template:
 
 
 def as_data(value: Any) -> Any:
-    """JSON that can stand inside a script element, whatever its strings say."""
+    """Return JSON that is safe inside a script element, for any string contents."""
     from markupsafe import Markup
 
     text = json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
@@ -83,7 +83,7 @@ def as_data(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The same with control characters shown, and nothing that JSON lacks."""
+    """Return the value with control characters made visible, and without values that JSON can't represent."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, Mapping):
@@ -96,19 +96,19 @@ def _plain(value: Any) -> Any:
 
 
 def render(name: str, folders: Sequence[Path], content: Mapping[str, Any], **filters: Any) -> str:
-    """The whole page of template `name`. `content` has at least `title`. Raises ImportError where jinja2 or vl-convert
-    is missing."""
+    """Return the whole page of template `name`. `content` has at least `title`. Raises ImportError if jinja2 or
+    vl-convert is missing."""
     about = {"origin": origin(), "assumptions": [], "vega": vega.script, **content}
     return template(name, *folders, **filters).render(about)
 
 
 def write(path: str | Path, text: str) -> None:
-    """Write a page. Raises ConfigError where that can't be."""
+    """Write a page. Raises ConfigError on failure."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def check_extras() -> None:
-    """Raise ImportError, naming what is missing, before time is spent on what a page is to show."""
+    """Raise ImportError if a package is missing, before time is spent on the page's content."""
     import jinja2  # noqa: F401
     import vl_convert  # noqa: F401

@@ -1,5 +1,5 @@
-"""What a plot shows, as plain data: curves, bars or points, each a panel. `switchml.plotting` draws a panel with
-matplotlib, or here as a chart of a page with the same as a table below it.
+"""Contents of plots as plain data: curves, bars or points, each a panel. A panel is drawn by `switchml.plotting` with
+matplotlib, or here as a chart of a page with its table.
 """
 
 import math
@@ -13,7 +13,7 @@ from switchml.pages.charts import Line, Table
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines over x. `x_log`: base of a logarithmic axis, 0 for a linear one. `x_names`: texts of positions on it."""
+    """Lines over x. `x_log`: base of a logarithmic axis, 0 for a linear one. `x_names`: labels of positions on it."""
 
     title: str
     x_title: str
@@ -24,13 +24,13 @@ class Curves:
     x_names: Mapping[float, str] = field(default_factory=dict)
 
     def xs(self) -> list[float]:
-        """Where any line has a point."""
+        """Return all x positions with a point of any line, sorted."""
         return sorted({float(x) for line in self.lines for x in line.x})
 
 
 @dataclass(frozen=True)
 class Bar:
-    """`bound`: where a mark across the bar stands, if anywhere."""
+    """One bar. `bound`: position of a mark across the bar, if any."""
 
     name: str
     kind: str
@@ -40,8 +40,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A horizontal bar each; those of the same name beside each other. On a logarithmic axis they are dots, as a bar
-    has to start at 0. `bound_name`: what the marks across are."""
+    """Horizontal bars; those of the same name side by side. On a logarithmic axis they are drawn as dots, as a bar has
+    to start at 0. `bound_name`: meaning of the marks across."""
 
     title: str
     x_title: str
@@ -52,7 +52,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Point:
-    """`name`: stands beside it where there is room and no band, and in its tooltip."""
+    """One point. `name`: label beside it where there is room and no band, and in its tooltip."""
 
     kind: str
     x: float
@@ -62,7 +62,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Points:
-    """On logarithmic axes. `bands`: shares by which y may differ from x, drawn around the diagonal."""
+    """Points on logarithmic axes. `bands`: relative deviations of y from x, drawn around the diagonal."""
 
     title: str
     x_title: str
@@ -71,7 +71,7 @@ class Points:
     bands: Sequence[float] = ()
 
     def ends(self) -> tuple[float, float]:
-        """Of both axes, where they have bands: x and y are the same quantity."""
+        """Return the limits of both axes, for panels with bands, where x and y are the same quantity."""
         values = [value for point in self.points for value in (point.x, point.y)]
         return min(values) / 1.3, max(values) * 1.3
 
@@ -80,7 +80,7 @@ Panel = Curves | Bars | Points
 
 
 def chart(panel: Panel) -> dict[str, Any]:
-    """Of a page: its title, the specification, and the same as a table."""
+    """Return the parts of a chart on a page: title, specification, table and note."""
     if isinstance(panel, Curves):
         spec, table = _curves(panel), _curves_table(panel)
     elif isinstance(panel, Bars):
@@ -92,7 +92,7 @@ def chart(panel: Panel) -> dict[str, Any]:
 
 
 def text(value: float) -> str:
-    """Four digits, or all before the point."""
+    """Format with four digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -147,7 +147,8 @@ def _points(panel: Points) -> charts.Spec:
 
 
 def _sides(panel: Points) -> list[str]:
-    """Where a point's name covers no other point or name, on a chart of 480 by 300 pixels: "left", "right", or ""."""
+    """Return for each point the side on which its name overlaps no other point or name, on a chart of 480 by 300
+    pixels: "left", "right", or ""."""
     points = panel.points
     if panel.bands or not points:
         return [""] * len(points)

@@ -1,7 +1,8 @@
-"""Vega, Vega-Lite and vega-embed as one script (0.9 MB), which vl-convert carries.
+"""Vega, Vega-Lite and vega-embed as one script (0.9 MB), bundled by vl-convert.
 
-Not Plotly, the other well-kept library that can be inlined: its script is several times as long in each page, and its
-charts need its Python package, where a Vega-Lite chart is plain data that a page, a server and a test can look at.
+Plotly, the other well-maintained library that can be inlined, is not used: its script is several times as long in each
+page, and its charts need its Python package, while a Vega-Lite chart is plain data that a page, a server and a test can
+inspect.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from switchml.runtime.cache import cache_root
 
 @functools.cache
 def script() -> str:
-    """The script, which defines `vegaEmbed`. Putting it together takes vl-convert seconds, so it is kept in the cache.
+    """Return the script, which defines `vegaEmbed`. Bundling takes vl-convert seconds, so the result is cached on disk.
     Raises ImportError without vl-convert."""
     import vl_convert
 
@@ -24,9 +25,9 @@ def script() -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        bundle: Any = vl_convert.javascript_bundle  # its types ask for a snippet that it does not need
+        bundle: Any = vl_convert.javascript_bundle  # its type hints require a snippet that it does not need
         text: str = bundle()
-    with contextlib.suppress(OSError, ConfigError):  # no place to keep it: the next process puts it together again
+    with contextlib.suppress(OSError, ConfigError):  # not cacheable: the next process bundles it again
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")

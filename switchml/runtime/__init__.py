@@ -1,2 +1,2 @@
-"""How kernels are compiled and cached (jit.py), and addresses and byte order inside them (memory.py); time slices of
-threads (slices.py)."""
+"""Compilation and caching of kernels (jit.py), addresses and byte order inside them (memory.py), and scheduler time
+slices of threads (slices.py)."""

@@ -1,6 +1,6 @@
-"""Where what takes long to make is kept: compiled kernels, digests of code, the built documentation. Where that place
-is full or not ours to write, a process shares a temporary folder with those that it starts, so that each kernel is
-compiled once all the same.
+"""The cache directory, for results that take long to compute: compiled kernels, digests of code, the built
+documentation. If it is full or not writable, a process shares a temporary folder with its child processes, so that each
+kernel is still compiled only once.
 """
 
 import atexit
@@ -16,13 +16,13 @@ from switchml.runtime.folders import TemporaryFolder
 
 VARIABLE = "SWITCHML_CACHE_DIR"
 NEEDED_BYTES = 32 << 20
-"""A training's kernels take 15 MB."""
+"""The kernels of a training job take 15 MB."""
 _CAN_NOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-"""Of file systems that reserve nothing."""
+"""Errors of file systems without space reservation."""
 
 
 def cache_root() -> Path:
-    """Where all of it is kept; a place where nothing can be, if this user has no home."""
+    """Return the cache directory; an unusable path if this user has no home directory."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return Path(chosen)
@@ -34,8 +34,9 @@ def cache_root() -> Path:
 
 @functools.cache
 def share() -> None:
-    """Before processes start that need the same kernels: where those can't be kept, say so, and have all keep them in a
-    folder that goes with this process. What the full place has is used from there."""
+    """Ensure that child processes can share compiled kernels; to be called before starting them. If the cache directory
+    can't hold kernels, print a note and make all processes use a temporary folder that is removed with this process.
+    Existing contents of the cache directory are used from there."""
     root = cache_root()
     problem = _problem(root)
     if problem is None:
@@ -60,7 +61,7 @@ def share() -> None:
 
 
 def _problem(root: Path) -> str | None:
-    """Why nothing of `NEEDED_BYTES` can be written there."""
+    """Return why `NEEDED_BYTES` can't be written there, or None."""
     probe = root / f"probe-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,10 @@
-"""How a kernel is compiled that only other kernels call: to LLVM's intermediate code, and no further.
+"""Compilation of kernels that are called only by other kernels: to LLVM bitcode, without machine code.
 
-numba makes machine code of every function, and then again in each kernel that calls it, since the optimizer has to see
-both to inline one into the other. Where Python can't call a function, its own machine code is never run, and a sixth of
-a loop's compile time went into it. Here a callee ends as optimized bitcode, which is also what its cache on disk holds.
-
-Left unoptimized, callees would compile sooner still (by a quarter in all), but then the aggregator's additions are no
-longer vectorized by themselves, and an all-reduce takes 1.16 times as long.
+numba generates machine code for every function, and again in each kernel that calls it, since the optimizer needs both
+for inlining. For functions that Python can't call, their own machine code is never run, and took a sixth of a loop's
+compile time. Here a callee ends as optimized bitcode, which is also what its disk cache contains. Unoptimized callees
+would compile even faster (by a quarter in total), but then the aggregator's additions are no longer vectorized
+separately, and an all-reduce takes 1.16 times as long.
 """
 
 from typing import Any
@@ -22,7 +21,8 @@ _CacheImpl: Any = caching.CompileResultCacheImpl
 
 
 def _entry(description: Any, environment: Any, library: Any) -> Any:
-    """What numba looks a compiled function up by: the function that Python would call, here without an address."""
+    """Return the key under which numba looks up a compiled function: the function that Python would call, here without
+    an address."""
     module, name = description.lookup_module(), description.qualname.rpartition(".")[2]
     return _dynfunc.make_function(module, name, "a callee of other kernels", 0, environment, (library,))
 
@@ -35,7 +35,7 @@ class CalleeLibrary(_Library):
         for library in dict.fromkeys(self._linking_libraries):
             self._reload_init.update(library._reload_init)
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        self._optimize_final_module()  # by itself: loops are vectorized before they come among others
+        self._optimize_final_module()  # separately: loops are vectorized before they are inlined
         self._finalize_dynamic_globals()
         self._finalized = True
 
@@ -44,7 +44,7 @@ class CalleeLibrary(_Library):
 
     @classmethod
     def load(cls, codegen: Any, serialized: Any) -> "CalleeLibrary":
-        """A library from what `serialize_using_bitcode` returned."""
+        """Return a library from the result of `serialize_using_bitcode`."""
         name, _, bitcode = serialized
         library = cls(codegen, name)
         library._final_module = binding.parse_bitcode(bitcode)
@@ -70,7 +70,7 @@ class _CalleeLowering(_Lowering):
 
 
 class CalleeCompiler(_Compiler):
-    """numba's pipeline with its last pass, which makes machine code, exchanged."""
+    """numba's pipeline with its last pass, which generates machine code, replaced."""
 
     def define_pipelines(self) -> list[Any]:
         pipelines = super().define_pipelines()
@@ -84,7 +84,7 @@ class CalleeCompiler(_Compiler):
 
 
 class CalleeCacheImpl(_CacheImpl):
-    """Reads what numba wrote of a callee."""
+    """Reads numba's cache entry of a callee."""
 
     def rebuild(self, target_context: Any, payload: Any) -> Any:
         libdata, fndesc, env, signature, objectmode, lifted, annotation, reload_init, referenced_envs = payload

@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them, and how a process ended, in words."""
+"""Child processes that end with their parent, and descriptions of how a process ended."""
 
 import ctypes
 import os
@@ -13,28 +13,29 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
-    `parent`: its process, as it was when it started this one; if it has ended already, this process ends, too."""
+    """Make the kernel send this process a signal when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
+    `parent`: process id of the parent when it started this process; if it has already ended, this process exits."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def dying_with_us(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """For subprocess.Popen's `preexec_fn`: the program gets this signal when the thread that starts it ends."""
+    """Return a `preexec_fn` for subprocess.Popen: the program receives this signal when the thread that starts it
+    ends."""
     parent = os.getpid()
     return lambda: die_with_parent(parent, number)
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """A process's end, in words."""
+    """Return a description of a process's end."""
     if exit_code is not None and exit_code < 0:
         return f"was killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}"
 
 
 def reap(process: subprocess.Popen[Any], grace_s: float) -> None:
-    """Wait for a process that is to end; kill it after `grace_s`, or when the wait is interrupted."""
+    """Wait for a process that is about to end; kill it after `grace_s`, or when the wait is interrupted."""
     try:
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
@@ -44,6 +45,6 @@ def reap(process: subprocess.Popen[Any], grace_s: float) -> None:
 
 
 def end(process: subprocess.Popen[Any], grace_s: float) -> None:
-    """SIGTERM to a process that still runs, and SIGKILL where that is not enough."""
+    """Send SIGTERM to a running process, and SIGKILL after `grace_s`."""
     process.terminate()
     reap(process, grace_s)

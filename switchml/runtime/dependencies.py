@@ -1,8 +1,9 @@
-"""What a module's kernels depend on: the code of the module and of all our modules that it imports, as one digest.
+"""Digest of the code that a module's kernels depend on: the module and all modules of this project that it imports.
 
-Compiled code takes functions and constants from other modules, and numba notices only changes to a function's own file.
-The digest is of what Python makes of a text, without docstrings and line numbers, so a changed comment compiles nothing
-again. To make it takes longer than to read a text: it is kept on disk, by the text's own digest.
+Compiled code contains functions and constants from other modules, but numba detects changes only in a function's own
+file. The digest is computed from Python's compiled code, without docstrings and line numbers, so that a changed comment
+causes no recompilation. Computing it takes longer than reading the text, so it is cached on disk, by the digest of the
+text.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from typing import Any
 
 _PACKAGES = ("switchml", "host_agent", "emulator")
 _WITHOUT_KERNELS = "switchml.errors"
-"""Nothing of it ends in compiled code, and many modules import it."""
+"""A module without influence on compiled code that many modules import."""
 _IMPORT = re.compile(
     r"^(?:from[ \t]+(?P<base>[.\w]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)|import[ \t]+(?P<plain>[^\n#]+))",
     re.MULTILINE,
@@ -26,7 +27,8 @@ _IMPORT = re.compile(
 
 
 def digest(module: str, kept: Path) -> str:
-    """Of `module` and what it imports. `kept`: a directory for digests of single modules, made where it can be."""
+    """Return the digest of `module` and its imports. `kept`: directory for cached digests of single modules, created if
+    possible."""
     found = hashlib.sha256()
     for name in sorted(_dependencies(module)):
         found.update(f"{name} {_of_module(name, kept)}\n".encode())
@@ -34,7 +36,7 @@ def digest(module: str, kept: Path) -> str:
 
 
 def of_function(function: Any) -> str:
-    """Tells functions of one name in a module apart, whose digests are the same."""
+    """Return a digest that distinguishes functions of the same name in a module, whose module digests are equal."""
     parts = [part for part in _parts(function.__code__) if part != repr(function.__doc__)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -44,7 +46,7 @@ def _of_module(name: str, kept: Path) -> str:
     text = _source(name)
     place = kept / hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()
     with contextlib.suppress(OSError):
-        if len(known := place.read_text()) == 64:  # or another process is writing it
+        if len(known := place.read_text()) == 64:  # otherwise another process is writing it
             return known
     code = compile(text, "", "exec", dont_inherit=True, optimize=2)  # optimize=2: without docstrings
     made = hashlib.sha256("\n".join(_parts(code)).encode()).hexdigest()
@@ -55,10 +57,10 @@ def _of_module(name: str, kept: Path) -> str:
 
 
 def _parts(code: CodeType) -> Iterator[str]:
-    """All that decides what `code` does, which line numbers don't."""
+    """Yield everything that determines the behavior of `code`, so without line numbers."""
     yield f"{code.co_name} {code.co_flags} {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount}"
     yield f"{code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars} {code.co_code.hex()}"
-    yield getattr(code, "co_exceptiontable", b"").hex()  # from Python 3.11 on
+    yield getattr(code, "co_exceptiontable", b"").hex()  # since Python 3.11
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _parts(constant)
@@ -67,7 +69,7 @@ def _parts(code: CodeType) -> Iterator[str]:
 
 
 def _dependencies(module: str) -> set[str]:
-    """`module` and the modules of ours that it imports, directly or not, when it is imported itself."""
+    """Return `module` and the modules of this project that are imported with it, directly or indirectly."""
     dependencies: set[str] = set()
     pending = [module]
     while pending:
@@ -80,7 +82,7 @@ def _dependencies(module: str) -> set[str]:
 
 @functools.cache
 def _imports(module: str) -> tuple[str, ...]:
-    """The modules of ours that the text of `module` imports; all imports are absolute."""
+    """Return the modules of this project that the text of `module` imports; all imports are absolute."""
     imported: list[str] = []
     for match in _IMPORT.finditer(_source(module)):
         base = match["base"]
@@ -95,7 +97,7 @@ def _imports(module: str) -> tuple[str, ...]:
 
 @functools.cache
 def _file(module: str) -> Path | None:
-    """The source of one of our modules, None for another's."""
+    """Return the source file of a module of this project, None for other modules."""
     if module.partition(".")[0] not in _PACKAGES:
         return None
     path = Path(__file__).parents[2].joinpath(*module.split("."))

@@ -1,4 +1,4 @@
-"""Folders for temporary files, which the next process removes if theirs was killed."""
+"""Temporary folders, which a later process removes if their process was killed."""
 
 import fcntl
 import os
@@ -10,12 +10,12 @@ from pathlib import Path
 
 _PREFIX, _SUFFIX = "switchml-", ".tmp"
 _NEW_S = 60.0
-"""A folder this young may not be locked yet."""
+"""A folder younger than this may not be locked yet."""
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A TemporaryDirectory named switchml-KIND-….tmp, locked (flock(2)) for as long as its process lives. Making one
-    removes those of this user whose processes were killed."""
+    """A TemporaryDirectory named switchml-KIND-….tmp, locked (flock(2)) while its process lives. Creating one removes
+    this user's folders whose processes were killed."""
 
     def __init__(self, kind: str) -> None:
         for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
@@ -33,7 +33,8 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def _remove_if_left(path: Path) -> None:
-    """Raises OSError where the folder's process lives, or where it is another user's."""
+    """Remove a folder whose process was killed. Raises OSError if its process lives, or if it belongs to another
+    user."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)

@@ -1,8 +1,8 @@
-"""Exceptions that signals raise, again and again until somebody has heard them.
+"""Exceptions raised by signal handlers, repeated until they are handled.
 
-Python raises in the main thread wherever that is just then. In a callback from C (llvmlite's object cache, a weak
-reference's, a `__hash__` that a dict calls) the exception is lost, and the process would go on for ever: once in a
-hundred signals that came while numba loaded kernels.
+Python raises such an exception in the main thread at whatever point it is executing. In a callback from C (llvmlite's
+object cache, a weak reference's, a `__hash__` called by a dict) the exception is lost, and the process would continue:
+this happened for one of a hundred signals that arrived while numba loaded kernels.
 """
 
 import signal
@@ -12,20 +12,21 @@ from types import FrameType
 from typing import Any, NoReturn
 
 AGAIN_S = 0.5
-"""How long an exception may be on its way without any Python code that could see it."""
+"""Interval of repetition: the maximum time that an exception may propagate without any Python code that could handle
+it."""
 _LOST_S = 0.001
 _LOOK_S = 0.2
-"""How late a signal is handled that comes as the main thread begins to wait."""
+"""Maximum delay in handling a signal that arrives as the main thread begins to wait."""
 
 _raised: BaseException | None = None
 _report_others = sys.unraisablehook
 
 
 def insist(error: BaseException) -> NoReturn:
-    """Raise `error` from a signal's handler, and again until `heard`, but not while it is being handled."""
+    """Raise `error` from a signal handler, and again until `heard` is called, except while it is being handled."""
     global _raised, _report_others
     _raised = error
-    if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:  # otherwise somebody else uses the timer
+    if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:  # otherwise the timer is in use
         signal.signal(signal.SIGALRM, _again)
     if _has_timer():
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
@@ -35,7 +36,7 @@ def insist(error: BaseException) -> NoReturn:
 
 
 def heard() -> None:
-    """The exception has come to where it was to end something. To be called from the main thread."""
+    """Stop repeating the exception: it has reached its handler. To be called from the main thread."""
     global _raised
     _raised = None
     if _has_timer():
@@ -46,7 +47,8 @@ def heard() -> None:
 
 
 def is_raised(error: BaseException) -> bool:
-    """Whether `error` is what is insisted on, or Python raised it instead (as `__set_name__` does before 3.12)."""
+    """Return whether `error` is the repeated exception, or one that Python raised from it (as `__set_name__` does
+    before 3.12)."""
     current: BaseException | None = error
     while current is not None:
         if current is _raised:
@@ -65,7 +67,7 @@ def _again(number: int, frame: FrameType | None) -> None:
 
 
 def _lost(unraisable: Any) -> None:
-    """sys.unraisablehook: what can't be raised there is raised as soon as C has returned."""
+    """sys.unraisablehook: repeat the exception as soon as the C code has returned."""
     if unraisable.exc_value is _raised:
         signal.setitimer(signal.ITIMER_REAL, _LOST_S, AGAIN_S)
     else:
@@ -73,7 +75,8 @@ def _lost(unraisable: Any) -> None:
 
 
 def _is_handled(error: BaseException) -> bool:
-    """Whether a `with`, `except` or `finally` of the main thread is at it, or at one that it led to."""
+    """Return whether a `with`, `except` or `finally` of the main thread is handling it, or an exception raised in its
+    context."""
     current = sys.exc_info()[1]
     while current is not None:
         if current is error:
@@ -83,7 +86,7 @@ def _is_handled(error: BaseException) -> bool:
 
 
 def wait_for(event: threading.Event) -> None:
-    """Wait in the main thread, to which a signal's handler belongs. CPython runs that between two instructions, so that
-    a signal that comes just before an endless `event.wait()` blocks would not be handled at all."""
+    """Wait in the main thread, which runs signal handlers. CPython runs them between two instructions, so a signal that
+    arrives just before an endless `event.wait()` blocks would not be handled at all."""
     while not event.wait(_LOOK_S):
         pass

@@ -1,12 +1,12 @@
-"""How this project compiles: one decorator for every hot function, and compiling once per machine in place of once per
+"""Compilation in this project: one decorator for all hot functions, and one compilation per machine rather than per
 process.
 
-`@kernel` is numba's njit without the GIL and with its cache on disk. numba notices when the file of a cached function
-changes, but not when a file does from which it takes functions or constants, and its cache is one of file paths.
-So the kernels of each module have a directory of their own under the user's cache directory (SWITCHML_CACHE_DIR
-overrides), named by the code of the module and of all our modules that it imports (dependencies.py): a change
-recompiles what depends on it, and equal checkouts share what is compiled. Of processes that need a kernel at the same
-time, one compiles it.
+`@kernel` is numba's njit without the GIL and with its disk cache. numba detects a change of the file of a cached
+function, but not of the files from which it uses functions or constants, and its cache is keyed by file path. So the
+kernels of each module have a separate directory under the user's cache directory (SWITCHML_CACHE_DIR overrides), named
+by the digest of the module and of all modules of this project that it imports (dependencies.py): a change recompiles
+its dependents, and equal checkouts share compiled kernels. Of several processes that need a kernel at the same time,
+one compiles it.
 """
 
 import contextlib
@@ -31,36 +31,37 @@ from switchml.runtime.cache import cache_root
 from switchml.runtime.callees import CalleeCacheImpl, CalleeCompiler
 
 Address: TypeAlias = int | np.uint64
-"""What kernels take for an address in memory."""
+"""Type of a memory address in kernels."""
 if TYPE_CHECKING:
     int64 = int
 else:
     int64 = np.int64
-"""np.int64, which is an int to type checkers: numba has one kind of integer for both."""
+"""np.int64, declared as int for type checkers: numba has one integer type for both."""
 
 _MAX_UNUSED_S = 14 * 86400
-"""How long kernels stay on disk that nobody uses. No younger ones are removed: another checkout may use them."""
-_types: Any = numba.types  # not all of them have types of their own
+"""Time that unused kernels stay on disk. Newer ones are never removed: another checkout may use them."""
+_types: Any = numba.types  # not all of them have type hints
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @functools.cache
 def _directory(module: str) -> Path:
-    """Where the kernels of a module are kept."""
+    """Return the cache directory of a module's kernels."""
     code = dependencies.digest(module, cache_root() / "digests")
     digest = hashlib.sha256(f"{numba.__version__} {sys.version} {code}".encode())
     directory = _kernels() / f"{module}-{digest.hexdigest()[:16]}"
     if directory.exists():
-        with contextlib.suppress(OSError):  # a cache that is not ours to write
+        with contextlib.suppress(OSError):  # the cache may be read-only
             os.utime(directory)
     return directory
 
 
 @functools.cache
 def _kernels() -> Path:
-    """Where all kernels are. Removes what nobody has used for a while; `_directory` dates what is used."""
+    """Return the parent directory of all kernels. Removes those unused for `_MAX_UNUSED_S`; `_directory` updates the
+    time of use."""
     parent = cache_root() / "kernels"
-    with contextlib.suppress(OSError):  # nothing there yet, or another process is at it too
+    with contextlib.suppress(OSError):  # nothing there yet, or a concurrent process
         for path in parent.iterdir():
             if path.stat().st_mtime < time.time() - _MAX_UNUSED_S:
                 shutil.rmtree(path, ignore_errors=True)
@@ -68,7 +69,7 @@ def _kernels() -> Path:
 
 
 class _Locator(caching._CacheLocator):
-    """Tells numba where a function's cache is."""
+    """Tells numba the location of a function's cache."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -101,11 +102,11 @@ class _CalleeImpl(CalleeCacheImpl):
 
 
 class _Cache(caching.FunctionCache):
-    """A kernel's cache. Who finds that it lacks something locks it, until that is compiled and saved: other processes
-    wait, and load it. Where nothing can be written or locked, each process compiles for itself.
+    """Cache of a kernel. A process that finds an entry missing holds a lock until the entry is compiled and saved:
+    other processes wait, and load it. Where nothing can be written or locked, each process compiles its own.
 
-    A kernel stays locked while those that it calls are compiled. The lock is POSIX's: it ends with its process, no fork
-    inherits it, and of processes that would wait for each other the system lets one go on without (EDEADLK).
+    A kernel stays locked while its callees are compiled. The lock is a POSIX lock: it ends with its process, forked
+    processes do not inherit it, and on a deadlock between processes the system lets one continue without it (EDEADLK).
     """
 
     _impl_class: Any = _Impl
@@ -129,7 +130,7 @@ class _Cache(caching.FunctionCache):
         fcntl.lockf(self._lock, fcntl.LOCK_EX)
 
     def release(self) -> None:
-        """Let the next process have the kernel, whether it was compiled or not."""
+        """Release the kernel's lock, whether it was compiled or not."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -146,7 +147,7 @@ def kernel(*, inline: bool = False, **options: Any) -> Callable[[_Function], _Fu
 def kernel(function: Any = None, *, inline: bool = False, **options: Any) -> Any:
     """njit(nogil=True), with the cache described above. `inline`: copy the function into its callers instead.
 
-    To type checkers the function stays what it is.
+    For type checkers the function's type is unchanged.
     """
     if function is None:
         return functools.partial(kernel, inline=inline, **options)
@@ -166,7 +167,7 @@ def _have_one_compile(dispatcher: Any, cache: _Cache) -> None:
     compile_alone = dispatcher.compile
 
     def compile_or_load(signature: Any) -> Any:
-        with global_compiler_lock:  # numba's, of threads: `cache` has one lock for all of them
+        with global_compiler_lock:  # numba's lock of threads: `cache` has one lock for all of them
             try:
                 return compile_alone(signature)
             finally:
@@ -177,13 +178,13 @@ def _have_one_compile(dispatcher: Any, cache: _Cache) -> None:
 
 
 def _have_kernels_call(callee: Any, compiled: Any) -> None:
-    """Let other kernels call `callee` where they name `compiled`, which Python calls.
+    """Make other kernels call `callee` where they name `compiled`, which Python calls.
 
-    They are the same function, but `callee` can't take Python objects: unwrapping the arrays of a loop's state takes
-    several times as long to compile as a kernel itself.
+    Both are the same function, but `callee` can't take Python objects: unboxing the arrays of a loop's state takes
+    several times as long to compile as the kernel itself.
 
-    numba compiles a function for every literal and every width of integer with which another one calls it: `le16(data,
-    4)` and `le16(data, 6)` are two functions. Here, literals are values, signed integers have 64 bits, and so have
+    numba compiles a function for every literal and every integer width of its arguments: `le16(data, 4)` and
+    `le16(data, 6)` are two functions. Here, literals become values, signed integers have 64 bits, and so have
     addresses, which are unsigned in arrays.
     """
     annotations = compiled.py_func.__annotations__
@@ -206,5 +207,5 @@ def _shared(argument: Any, annotation: object) -> Any:
 
 
 def compile_once(entry: Any, *arguments: Any) -> None:
-    """Have `entry` ready for arguments of these types."""
+    """Compile, or load, `entry` for arguments of these types."""
     entry.compile(tuple(numba.typeof(argument) for argument in arguments))

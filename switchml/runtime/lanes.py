@@ -1,7 +1,7 @@
-"""Eight 64-bit numbers at once, in whatever vector instructions this processor has.
+"""Operations on eight 64-bit numbers at once, with the vector instructions of the processor.
 
-A kernel that is written for one np.uint64 with `+`, `^` and the functions here works on eight as well when it gets
-`Lanes`. LLVM splits them into as many registers as they take: what has no eight lanes takes them four or two at a time.
+A kernel written for one np.uint64 with `+`, `^` and the functions here also works on eight if it receives `Lanes`. LLVM
+splits them into the necessary number of registers, of four or two lanes where eight are not supported.
 """
 
 import operator
@@ -32,7 +32,7 @@ register_model(Lanes)(lambda manager, kind: models.PrimitiveModel(manager, kind,
 
 
 def _like(kind: Any) -> Any:
-    """The type of a result, from that of an argument: Lanes, or uint64 for any one number."""
+    """Return the type of a result from that of an argument: Lanes, or uint64 for any single number."""
     return _LANES if isinstance(kind, Lanes) else types.uint64
 
 
@@ -41,7 +41,7 @@ def _index(lane: int) -> ir.Constant:
 
 
 def _spread(builder: Any, value: Any, kind: Any) -> Any:
-    """A 64-bit number in each lane of `kind`."""
+    """Broadcast a 64-bit number to each lane of `kind`."""
     if not isinstance(kind, Lanes):
         return value
     first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, _index(0))
@@ -59,7 +59,7 @@ def _declare_each(typingctx: Any, number: Any, like: Any) -> Any:
 
 
 each: Callable[..., Any] = intrinsic(_declare_each)
-"""`each(number, like)`: the number, in every lane if `like` has some."""
+"""`each(number, like)`: the number, in every lane if `like` is of type Lanes."""
 
 
 def _declare_rotated(typingctx: Any, value: Any, bits: Any) -> Any:
@@ -67,7 +67,7 @@ def _declare_rotated(typingctx: Any, value: Any, bits: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         left = builder.and_(args[1], ir.Constant(_WORD, 63))
-        right = builder.and_(builder.neg(args[1]), ir.Constant(_WORD, 63))  # LLVM knows a rotation by this shape
+        right = builder.and_(builder.neg(args[1]), ir.Constant(_WORD, 63))  # LLVM recognizes this form as a rotation
         upper = builder.shl(args[0], _spread(builder, left, kind))
         return builder.or_(upper, builder.lshr(args[0], _spread(builder, right, kind)))
 
@@ -75,7 +75,7 @@ def _declare_rotated(typingctx: Any, value: Any, bits: Any) -> Any:
 
 
 rotated: Callable[..., Any] = intrinsic(_declare_rotated)
-"""`rotated(value, bits)`: rotated left, each lane by itself."""
+"""`rotated(value, bits)`: rotated left, each lane separately."""
 
 
 def _loads(bits: int) -> Callable[..., Any]:
@@ -103,8 +103,8 @@ def _loads(bits: int) -> Callable[..., Any]:
 
 
 byte_at, word_at = _loads(8), _loads(64)
-"""`word_at(address, offset)`: the 64-bit number (or byte) `offset` bytes behind an address, of any alignment; Lanes of
-what is behind eight addresses."""
+"""`word_at(address, offset)`: the 64-bit number (or byte) at `offset` bytes from an address, of any alignment; Lanes if
+there are eight addresses."""
 
 
 def _place(builder: Any, address: Any) -> Any:
@@ -112,19 +112,19 @@ def _place(builder: Any, address: Any) -> Any:
 
 
 eight_at = instruction(_LANES(types.uint64), lambda builder, address: builder.load(_place(builder, address), align=8))
-"""The eight uint64 numbers in a row at an address, as Lanes."""
+"""Load eight consecutive uint64 numbers at an address as Lanes."""
 put_eight = instruction(
     types.void(types.uint64, _LANES),
     lambda builder, address, value: builder.store(value, _place(builder, address), align=8),
 )
-"""`put_eight(address, lanes)`: write them in a row."""
+"""`put_eight(address, lanes)`: store them consecutively."""
 
 
 def _operate(operation: Callable[..., Any], emit: Callable[..., Any]) -> None:
-    """Let kernels apply an operator of Python's to Lanes."""
+    """Make a Python operator available for Lanes in kernels."""
     of_both = instruction(_LANES(_LANES, _LANES), emit)
 
-    @overload(operation, strict=False)  # which would want the same type hints in both
+    @overload(operation, strict=False)  # otherwise both would need the same type hints
     def applied(a: Any, b: Any) -> Any:
         if isinstance(a, Lanes) and isinstance(b, Lanes):
             return lambda a, b: of_both(a, b)

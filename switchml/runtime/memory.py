@@ -1,7 +1,7 @@
-"""Raw memory and byte order inside compiled code: what numba lacks, as a few intrinsics.
+"""Raw memory and byte order inside compiled code: a few intrinsics that numba lacks.
 
-Hot kernels get addresses (of a tensor, of a datagram in a receive buffer) in place of arrays, so that one compiled
-function serves every length and alignment and no Python object is made per packet. Callers keep the memory alive.
+Hot kernels get addresses (of a tensor, of a datagram in a receive buffer) rather than arrays, so that one compiled
+function serves every length and alignment and no Python object is created per packet. Callers keep the memory alive.
 """
 
 import platform
@@ -19,13 +19,14 @@ from switchml.runtime.jit import Address, int64, kernel
 
 
 def instruction(signature: Any, emit: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for kernels, of numba's type `signature`, that becomes what `emit(builder, *arguments)` writes."""
+    """Return a function for kernels, with numba type `signature`, that compiles to what `emit(builder, *arguments)`
+    writes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = emit(builder, *args)
         return context.get_dummy_value() if signature.return_type == types.void else value
 
-    declarations: tuple[Callable[..., Any], ...] = (  # by the number of arguments, which numba reads off them
+    declarations: tuple[Callable[..., Any], ...] = (  # by the number of arguments, which numba infers from them
         lambda typingctx: (signature, codegen),
         lambda typingctx, a: (signature, codegen),
         lambda typingctx, a, b: (signature, codegen),
@@ -35,7 +36,7 @@ def instruction(signature: Any, emit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pointer_to(builder: Any, address: Any, bits: int) -> Any:
-    """An address as LLVM's pointer to integers of so many bits."""
+    """Return an address as LLVM's pointer to integers of `bits` bits."""
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
 
 
@@ -46,35 +47,36 @@ bswap32 = instruction(types.uint32(types.uint32), lambda builder, value: builder
 bswap16 = instruction(types.uint16(types.uint16), lambda builder, value: builder.bswap(value))
 """uint16 with its two bytes swapped."""
 float64_of_bits = instruction(types.float64(types.int64), lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
-"""The float64 that has these 64 bits."""
+"""The float64 with these 64 bits."""
 float32_of_bits = instruction(types.float32(types.uint32), lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
-"""The float32 that has these 32 bits."""
+"""The float32 with these 32 bits."""
 bits_of_float32 = instruction(types.uint32(types.float32), lambda builder, x: builder.bitcast(x, ir.IntType(32)))
 """The 32 bits of a float32."""
 float32_of_half = instruction(
     types.float32(types.uint16),
     lambda builder, bits: builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType()),
 )
-"""The float32 equal to the float16 that has these 16 bits: for processors that convert them (`CONVERTS_HALVES`)."""
+"""The float32 equal to the float16 with these 16 bits, for processors with conversion instructions (`CONVERTS_HALVES`).
+"""
 half_of_float32 = instruction(
     types.uint16(types.float32), lambda builder, x: builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))
 )
-"""The 16 bits of the float16 nearest to a float32, ties to even; for the same processors."""
+"""The 16 bits of the float16 nearest to a float32, ties to even, for the same processors."""
 load_acquire = instruction(
     types.uint64(types.uintp),
     lambda builder, address: builder.load_atomic(pointer_to(builder, address, 64), "acquire", 8),
 )
-"""The uint64 at an aligned address that another thread, or the kernel, writes as `store_release` does: what it wrote
-before is seen afterwards."""
+"""Load the uint64 at an aligned address that another thread, or the kernel, writes with `store_release`: its earlier
+writes are visible afterwards."""
 store_release = instruction(
     types.void(types.uintp, types.uint64),
     lambda builder, address, value: builder.store_atomic(value, pointer_to(builder, address, 64), "release", 8),
 )
-"""Write a uint64 at an address for whoever reads it with `load_acquire`."""
+"""Store a uint64 at an address for readers that use `load_acquire`."""
 
 
 CONVERTS_HALVES = platform.machine() in ("aarch64", "arm64") or "f16c" in get_host_cpu_features()
-"""Whether this processor converts float16; LLVM would call functions that nobody may have linked."""
+"""Whether this processor converts float16; otherwise LLVM would call functions that may not be linked."""
 _LINE = 64
 _PIECE = ir.VectorType(ir.IntType(64), 4)
 _NONTEMPORAL = ir.Constant(ir.IntType(32), 1)
@@ -89,7 +91,7 @@ def _emit_copy_past_caches(builder: Any, target: Any, source: Any) -> Any:
 
 
 _copy_piece_past_caches = instruction(types.void(types.uintp, types.uintp), _emit_copy_past_caches)
-"""Copy 32 bytes to an address that is a multiple of 32 (LLVM makes of it what the processor has)."""
+"""Copy 32 bytes to an address that is a multiple of 32 (LLVM selects the available instructions)."""
 
 
 def _emit_prefetch(builder: Any, address: Any) -> Any:
@@ -101,9 +103,10 @@ def _emit_prefetch(builder: Any, address: Any) -> Any:
 
 
 prefetch = instruction(types.void(types.uintp), _emit_prefetch)
-"""Have the processor fetch the cache line at an address, for reading soon; it need not be one that may be read."""
+"""Prefetch the cache line at an address for reading; invalid addresses are allowed."""
 fence = instruction(types.void(), lambda builder: builder.fence("seq_cst"))
-"""What this thread has read and written before is done before anything after it, `copy_past_caches` included."""
+"""Full memory fence: this thread's earlier reads and writes, including those of `copy_past_caches`, complete before
+later ones."""
 
 
 _TUPLE: Any = types.BaseTuple  # its type hints lack the attribute `types`
@@ -129,10 +132,10 @@ def _declare_borrowed(typingctx: Any, value: Any) -> Any:
 
 
 borrowed: Callable[..., Any] = intrinsic(_declare_borrowed)
-"""The same arrays (or tuple of arrays) without their owners, so that passing them on counts no references.
+"""The same arrays (or tuple of arrays) without their owners, so that passing them on changes no reference counts.
 
-Counting takes a locked instruction or two for every array of every call, a quarter of a busy loop's time. The caller
-holds the owners for as long as the result is used: use it at the top of an entry point.
+Reference counting takes one or two locked instructions for every array of every call, a quarter of a busy loop's time.
+The caller holds the owners while the result is used: use it at the top of an entry point.
 """
 
 
@@ -145,12 +148,13 @@ def _arrays_of(dtype: type[np.generic]) -> Callable[[Address, int], np.ndarray]:
 
 
 u8_at, u16_at, u32_at, u64_at = (_arrays_of(dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64))
-"""`u8_at(address, count)`: the memory at `address` as uint8[count]; for u16_at and u32_at it need not be aligned."""
+"""`u8_at(address, count)`: the memory at `address` as uint8[count]; u16_at and u32_at need no alignment."""
 i32_at, i64_at, f32_at, f64_at = (_arrays_of(dtype) for dtype in (np.int32, np.int64, np.float32, np.float64))
 
 
 def record(*fields: str) -> np.dtype:
-    """The dtype of a C structure. Each of `fields` is a type and the names that have it, like "i8 rank workers"."""
+    """Return the dtype of a C structure. Each of `fields` is a type and the names of its members, like "i8 rank
+    workers"."""
     return np.dtype([(name, kind) for kind, *names in map(str.split, fields) for name in names], align=True)
 
 
@@ -164,8 +168,8 @@ def copy_bytes(destination: Address, source: Address, count: int) -> None:
 
 @kernel
 def copy_past_caches(destination: Address, source: Address, count: int) -> None:
-    """`copy_bytes` for what nobody reads soon: whole cache lines of the destination are written without being read into
-    the caches first, and displace nothing there. `fence` before another thread is told of them."""
+    """Copy like `copy_bytes`, for data that isn't read soon: whole cache lines of the destination are written with
+    nontemporal stores, which do not read or displace cache lines. Call `fence` before another thread is notified."""
     first = min(int64(-destination & (_LINE - 1)), count)
     lines = (count - first) // _LINE
     copy_bytes(destination, source, first)
@@ -177,7 +181,7 @@ def copy_past_caches(destination: Address, source: Address, count: int) -> None:
 
 @kernel(inline=True)
 def be32(data: np.ndarray, offset: int) -> int:
-    """The big-endian uint32 at data[offset:offset+4], as int64."""
+    """Return the big-endian uint32 at data[offset:offset+4], as int64."""
     return (
         (int64(data[offset]) << 24)
         | (int64(data[offset + 1]) << 16)
@@ -196,7 +200,7 @@ def put_be32(data: np.ndarray, offset: int, value: int) -> None:
 
 @kernel(inline=True)
 def be16(data: np.ndarray, offset: int) -> int:
-    """The big-endian uint16 at data[offset:offset+2], as int64."""
+    """Return the big-endian uint16 at data[offset:offset+2], as int64."""
     return (int64(data[offset]) << 8) | int64(data[offset + 1])
 
 
@@ -208,11 +212,11 @@ def put_be16(data: np.ndarray, offset: int, value: int) -> None:
 
 @kernel(inline=True)
 def signed8(value: Any) -> int:
-    """A byte read as a two's complement number, as int64."""
+    """Return a byte read as a two's complement number, as int64."""
     return ((int64(value) & 0xFF) ^ 0x80) - 0x80
 
 
 @kernel(inline=True)
 def serial_difference(a: Any, b: Any) -> int:
-    """int32(a - b) of two 32-bit sequence numbers (RFC 1982 comparison), as int64."""
+    """Return int32(a - b) of two 32-bit sequence numbers (RFC 1982 comparison), as int64."""
     return (((int64(a) - int64(b)) & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

@@ -1,7 +1,7 @@
-"""Processes that are forked from one that has done their imports, and calls spread over several of them.
+"""Processes forked from one that has done their imports, and parallel calls on several of them.
 
-Nothing of them outlives their parent, however it ends: they are sent their work through pipes alone, as semaphores (a
-ProcessPoolExecutor has four) have files in /dev/shm, which stay when everybody who knows of them is killed.
+They never outlive their parent, however it ends: work is sent through pipes alone, because semaphores (a
+ProcessPoolExecutor has four) have files in /dev/shm, which stay when all processes that know of them are killed.
 """
 
 import atexit
@@ -22,11 +22,11 @@ Result = TypeVar("Result")
 
 
 def fork_server(*preload: str) -> context.ForkServerContext:
-    """A multiprocessing context whose fork server imports the modules `preload` in the background. There is one such
-    server per process: only the first call starts it.
+    """Return a multiprocessing context whose fork server imports the modules `preload` in the background. There is one
+    such server per process: only the first call starts it.
 
-    Ctrl-C in a terminal reaches all of its processes, even while they import: SIGINT stays blocked in the server and
-    its children, and the caller decides when they end.
+    Ctrl-C in a terminal reaches all of its processes, even during imports: SIGINT stays blocked in the server and its
+    children, and the caller decides when they end.
     """
     cache.share()
     server_context = get_context("forkserver")
@@ -43,7 +43,8 @@ def fork_server(*preload: str) -> context.ForkServerContext:
 
 @functools.cache
 def _keep_sockets_in_our_folder() -> None:
-    """The server listens at a file. multiprocessing's own folder for it would stay if this process were killed."""
+    """Place the socket of the fork server in a TemporaryFolder: multiprocessing's own folder would remain if this
+    process were killed."""
     folder = TemporaryFolder("fork")
     atexit.register(folder.cleanup)
     process.current_process()._config["tempdir"] = folder.name  # type: ignore[attr-defined]  # private
@@ -52,9 +53,9 @@ def _keep_sockets_in_our_folder() -> None:
 def spread(
     work: Callable[[Item], Result], items: Iterable[Item], processes: int, *preload: str
 ) -> Iterator[tuple[int, Result]]:
-    """`work(item)` for each, on so many processes at once, which have imported `preload`: each item's number and
-    result, as they come. What `work` raises is raised here. `work`, items and results are pickled. Raises
-    ChildProcessError if a process died."""
+    """Call `work(item)` for each item, on up to `processes` processes at once, which have imported `preload`; yield
+    each item's number and result in order of completion. Exceptions of `work` are raised here. `work`, items and
+    results are pickled. Raises ChildProcessError if a process died."""
     server = fork_server(*preload)
     numbered = enumerate(items)
     with ExitStack() as stack:
@@ -83,7 +84,7 @@ def spread(
 
 
 class _Worker:
-    """A process that does `work` for what comes through `pipe`; `with` ends it."""
+    """A process that calls `work` on the items received through `pipe`; `with` ends it."""
 
     def __init__(self, server: context.ForkServerContext, work: Callable[[Any], Any]):
         self.pipe, theirs = server.Pipe()

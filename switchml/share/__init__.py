@@ -1,6 +1,6 @@
-"""What comes along with the packages: examples, experiments, the dissector, `simple_switch`, the documentation.
+"""Files distributed with the packages: examples, experiments, the dissector, `simple_switch`, the documentation.
 
-In a checkout, `docs` and `scripts` here are links to the folders of that name; a wheel holds their files.
+In a checkout, `docs` and `scripts` here are links to the folders of that name; a wheel contains their files.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Shared:
 
     @property
     def about(self) -> str:
-        """Its own first sentence."""
+        """The file's first sentence."""
         text = self.path.read_text(encoding="utf-8")
         return _sentence(text[text.index('"""') + 3 :] if self.path.suffix == ".py" else _comment(text))
 
 
 def files() -> list[Shared]:
-    """All of them, by kind and name."""
+    """Return all files, by kind and name."""
     return [
         Shared(path.name, kind, path)
         for kind, pattern in _KINDS.items()
@@ -49,7 +49,7 @@ def files() -> list[Shared]:
 
 
 def named(name: str) -> Shared:
-    """The file of that name, with or without its ending. Raises ConfigError."""
+    """Return the file of that name, with or without its suffix. Raises ConfigError."""
     known = files()
     for file in known:
         if name in (file.name, file.path.stem):
@@ -58,20 +58,20 @@ def named(name: str) -> Shared:
 
 
 def copy(file: Shared, folder: Path) -> Path:
-    """Copies it into a folder, which is made where needed; returns where it is. Raises ConfigError where a file of
-    that name is there already."""
+    """Copy a file into a folder, which is created if needed; return the copy's path. Raises ConfigError if a file of
+    that name exists there."""
     target = folder / file.name
     if target.exists():
         raise ConfigError(f"{target} exists already: copy elsewhere with --to, or move it away")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file.path, target)
     if file.path.read_bytes().startswith(b"#!"):
-        target.chmod(0o755)  # a wheel may have lost it
+        target.chmod(0o755)  # a wheel may not preserve it
     return target
 
 
 def _comment(text: str) -> str:
-    """The first lines of comment of a shell script or Lua program as text."""
+    """Return the leading comment lines of a shell script or Lua program as text."""
     return " ".join(_comment_lines(text))
 
 

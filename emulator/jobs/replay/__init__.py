@@ -1,9 +1,8 @@
-"""Plays a job's graph on what it costs, and tells where the time went.
+"""Replays a job's graph with its costs, and attributes time to its causes.
 
-`engine.replay` is the entrance. It takes `sweep.py` where nothing competes and `calendar.py` where something does;
-both are compiled, and `reference.py` writes the rules of both once more in simpy, slowly. `parts.py` and
-`critical.py` read what came out, `report.py` and `perfetto.py` show it; `failures.py` goes on from one iteration to a
-whole run.
+`engine.replay` is the entry point. It uses `sweep.py` without contention and `calendar.py` with contention; both are
+compiled, and `reference.py` implements the rules of both again in simpy, slowly. `parts.py` and `critical.py` analyze
+the result, `report.py` and `perfetto.py` present it; `failures.py` extends one iteration to a whole run.
 """
 
 from switchml import lazy

@@ -1,13 +1,14 @@
-"""The engine for jobs in which things compete: streams that take what is ready, transfers that share links, compute
-that communication slows, ranks that pause. At each moment
+"""The event-driven engine for jobs with contention: streams that run ready ops in any order, transfers that share
+links, compute slowed by communication, paused ranks. At each point in time
 
-1. everything that ends at it ends, and what waited for that alone becomes ready. Streams in program order take their
-next op at once; it holds the stream while it waits for the other members of its transfer. 2. Streams of order READY
-choose, when nothing more ends at this moment: of all ops and complete transfers whose streams are idle the first by
-priority, ready time and number starts; again, until none is left. A transfer that finds one of its streams busy stands
-in line for that stream. 3. Rates follow: shares of links, and how fast each rank computes.
+1. everything due ends, and ops that waited for it alone become ready. Streams in program order take their next op at
+once; it holds the stream while it waits for the other members of its transfer.
+2. Streams of order READY choose once nothing more ends at this time: of all ops and complete transfers whose streams
+are idle, the first by priority, ready time and number starts; repeated until none is left. A transfer whose stream is
+busy queues for that stream.
+3. Rates are updated: shares of links, and the speed of each rank.
 
-`reference.py` is a plain writing of the same rules.
+`reference.py` is a plain implementation of the same rules.
 """
 
 import numpy as np
@@ -22,8 +23,8 @@ __all__ = ["ENDED", "EVENTS", "begin", "run"]
 
 @kernel
 def run(budget, world, flat, sharing):
-    """Play until nothing is left to happen, or about `budget` more events have. `sharing`: None where no link is
-    shared; numba then leaves out all that is about them."""
+    """Run until no event is left, or for about `budget` more events. `sharing`: None where no link is shared; numba
+    then omits all code for it."""
     world, flat = borrowed(world), borrowed(flat)
     items, heap, streams, counts = world.items, world.heap, world.streams, world.counts
     last_event = counts[EVENTS] + budget
@@ -61,7 +62,7 @@ def run(budget, world, flat, sharing):
 
 @kernel
 def _begin_or_pause(world, flat, rank, now_s):
-    """A rank's moment: its job begins, or a pause of it begins or ends."""
+    """Process a rank's own event: its job begins, or one of its pauses begins or ends."""
     ranks = world.ranks
     if ranks[rank].pause < 0:
         ranks[rank].pause = 2 * flat.pause_start[rank]
@@ -80,7 +81,7 @@ def _begin_or_pause(world, flat, rank, now_s):
 
 @kernel(forceinline=True)
 def _settle_ranks(world, flat, now_s):
-    """Let what runs on ranks that changed go on at its new speed."""
+    """Update the speed and end time of ops running on changed ranks."""
     for at in range(world.counts[CHANGED]):
         rank = world.changed[at]
         world.ranks[rank].is_changed = 0
@@ -102,7 +103,7 @@ def _settle_ranks(world, flat, now_s):
 
 @kernel(forceinline=True)
 def _settle_links(world, sharing, now_s):
-    """Let transfers that share links with one that came or went go on at their new rates."""
+    """Update the rates of transfers connected to a link on which a transfer entered or left."""
     flows = fairness.collect(sharing)
     for at in range(flows):
         flow = sharing.listed_flows[at]
@@ -118,7 +119,7 @@ def _settle_links(world, sharing, now_s):
 
 @kernel(forceinline=True)
 def _choose(world, flat, now_s):
-    """Let the dirty streams take what is first in line."""
+    """Start the first queued entry of each dirty stream, where possible."""
     streams, dirty, choices = world.streams, world.dirty, world.choices
     count, transfers = _collect(world)
     if transfers:
@@ -137,8 +138,8 @@ def _choose(world, flat, now_s):
 
 @kernel(forceinline=True)
 def _collect(world):
-    """List the first op in each dirty stream's line, where it is idle, and all transfers that stand in line for it;
-    returns how many there are, and how many are transfers."""
+    """List the first op in the queue of each dirty, idle stream, and all transfers that queue for it; return their
+    total number and the number of transfers."""
     ops, streams, transfers, choices = world.ops, world.streams, world.transfers, world.choices
     count = met = 0
     for at in range(world.counts[DIRTY]):
@@ -178,7 +179,7 @@ def _meet_or_park(world, transfer, now_s):
 
 @kernel
 def _sort(order, choices, count):
-    """Fill `order` with places by falling priority, then rising `ready_s`, then rising `number` (Shell's sort: numba's
+    """Sort indexes into `order` by falling priority, then rising `ready_s`, then rising `number` (Shell sort: numba's
     argsort takes seconds to compile)."""
     for at in range(count):
         order[at] = at

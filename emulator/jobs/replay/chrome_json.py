@@ -1,4 +1,4 @@
-"""Files in Chrome's JSON trace format, which Perfetto reads: an event a line, written as they come."""
+"""Writes files in Chrome's JSON trace format, which Perfetto reads: one event per line, streamed."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ from switchml.output_files import whole_file
 
 
 def write_events(path: Path, head: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> None:
-    """Write `path`, compressed where it ends in .gz: what is in `head`, which is not empty, then the events."""
+    """Write `path`, compressed where it ends in .gz: the entries of `head`, which is not empty, then the events."""
     with (
         whole_file(path) as part,
         gzip.open(part, "wt", compresslevel=4) if path.suffix == ".gz" else part.open("w") as file,

@@ -1,5 +1,5 @@
-"""What a replay assumes besides costs: slow ranks, noise, pauses, and what overlapping costs. All of it is seeded and
-counted per op, so that the same seed gives the same run in every engine, whatever order it takes ops in.
+"""Replay conditions besides costs: stragglers, noise, pauses, and interference. All of it is seeded and indexed by op,
+so that a seed gives the same run in every engine, regardless of the order in which it processes ops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from switchml.runtime.jit import kernel
 
 @dataclass(frozen=True)
 class Pause:
-    """A rank that computes nothing for a while: a failure that heals, garbage collection, a preemption."""
+    """A pause in a rank's compute: a transient failure, garbage collection, a preemption."""
 
     rank: int
     from_s: float
@@ -25,23 +25,23 @@ class Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The defaults are a perfect machine."""
+    """Conditions of a replay; the defaults are an ideal machine."""
 
     slowness: dict[int, float] = field(default_factory=dict)
-    """Rank → how many times longer its own ops take (1.5: half as long again)."""
+    """Rank → factor on the duration of its own ops (1.5: 50 % longer)."""
     jitter: float = 0.0
-    """Standard deviation of op durations over their mean; log-normal, mean kept."""
+    """Standard deviation of op durations relative to their mean; log-normal, preserving the mean."""
     comm_jitter: float = 0.0
-    """The same for transfers."""
+    """Standard deviation of transfer durations relative to their mean, likewise log-normal."""
     seed: int = 0
     pauses: tuple[Pause, ...] = ()
     overlap_slowdown: float | dict[int, float] = 0.0
-    """How much longer compute takes while a collective or send of its rank is in progress: 0.15 is 15 % longer; for
-    all jobs, or job → its own."""
+    """Relative increase of compute time while a collective or send of its rank is in progress: 0.15 is 15 % longer; for
+    all jobs, or by job."""
     start_s: dict[int, float] = field(default_factory=dict)
-    """Job → when it is submitted; 0 where none is given."""
+    """Job → submission time; default 0."""
     share_links: bool = True
-    """Whether transfers on one link share it; otherwise each has its route to itself."""
+    """Whether transfers share links; otherwise each has its whole route exclusively."""
 
     def __post_init__(self) -> None:
         for rank, factor in self.slowness.items():
@@ -64,7 +64,7 @@ class Conditions:
         return self.overlap_slowdown if isinstance(self.overlap_slowdown, dict) else {-1: self.overlap_slowdown}
 
     def for_kernels(self, graph: Graph) -> Flat:
-        """The same as arrays over the ranks of `graph`."""
+        """Return the conditions as arrays over the ranks of `graph`."""
         ranks = len(graph.ranks)
         for what, numbers in (("slowness", self.slowness), ("pauses", [pause.rank for pause in self.pauses])):
             for rank in numbers:
@@ -98,7 +98,7 @@ class Conditions:
 
 
 class Flat(NamedTuple):
-    """`Conditions` for kernels: arrays (ranks,), but pauses as runs, `pause_start` (ranks + 1,)."""
+    """`Conditions` for kernels: arrays (ranks,), with pauses as runs, `pause_start` (ranks + 1,)."""
 
     slowness: np.ndarray
     start_s: np.ndarray
@@ -106,14 +106,14 @@ class Flat(NamedTuple):
     pause_from_s: np.ndarray
     pause_until_s: np.ndarray
     sigma: float
-    """Of the logarithm of op durations."""
+    """Standard deviation of the logarithm of op durations."""
     seed: np.uint64
     slowdown: np.ndarray
 
 
 @kernel(forceinline=True)
 def _uniform(z):
-    """A step of SplitMix64: a number above 0 and below 1, and the bits that it comes from."""
+    """One step of SplitMix64: a number in the open interval from 0 to 1, and the bits from which it is derived."""
     z += np.uint64(0x9E3779B97F4A7C15)
     mixed = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -133,7 +133,7 @@ def noise(seed, number, sigma):
 
 @kernel
 def noises(seed, count, sigma):
-    """float64 (count,): `noise` for the numbers 0 to count − 1 of another sequence than that of ops."""
+    """`noise` for the numbers 0 to count − 1 of a sequence separate from that of ops; float64 (count,)."""
     out = np.empty(count)
     for number in range(count):
         out[number] = noise(~seed, number, sigma)
@@ -142,8 +142,8 @@ def noises(seed, count, sigma):
 
 @kernel
 def finish(flat, rank, start_s, seconds):
-    """When work of `seconds` that `rank` begins at `start_s` is done, pauses counted. What takes no time is not held
-    up."""
+    """End time of work of `seconds` that `rank` begins at `start_s`, pauses included. Zero-length work is not delayed
+    by pauses."""
     end_s = start_s + seconds
     if seconds == 0:
         return end_s

@@ -1,5 +1,5 @@
-"""The critical path: from the op that ends last backwards, each time to what held its start up longest. Shortening
-what is on it is the only way to shorten the iteration.
+"""The critical path: backwards from the op that ends last, each time to the last predecessor of its start. Only
+shortening ops on it shortens the iteration.
 """
 
 from dataclasses import dataclass
@@ -14,21 +14,20 @@ from emulator.jobs.workload.graph import NO_TRANSFER, Kind, Order
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """Segments in the order of time; arrays (segments,). What lies between two segments is waiting for the job's
-    start."""
+    """Segments in order of time; arrays (segments,). A gap between two segments is waiting for the job's start."""
 
     op: np.ndarray
-    """int32: of a collective, the member that came last."""
+    """int32; for a collective, the member that arrived last."""
     from_s: np.ndarray
     until_s: np.ndarray
     by_part: dict[str, float]
     """Part → seconds, as in `parts.PARTS`."""
     by_op_type: dict[str, float]
-    """Name of an op type → seconds, largest first."""
+    """Op type name → seconds, in falling order."""
 
 
 def critical_path(played: Replayed) -> CriticalPath:
-    """Walk it."""
+    """Return the critical path of a replay."""
     graph = played.graph
     if not len(graph.ops):
         return CriticalPath(np.empty(0, np.int32), np.empty(0), np.empty(0), {}, {})
@@ -45,7 +44,7 @@ def critical_path(played: Replayed) -> CriticalPath:
             op = int(played.transfer_last[transfer])
             waits_for = [op]
             if played.start_s[op] < begins_s or _latest(played, before, waits_for)[1] < begins_s:
-                # The last member to come was not what it waited for: some stream that takes what is ready was busy.
+                # The transfer did not start with its last member's arrival: a stream in ready order was busy.
                 if members is None:
                     members = grouped(graph.ops.transfer, len(graph.transfers))
                 start, member = members
@@ -73,8 +72,8 @@ def critical_path(played: Replayed) -> CriticalPath:
 
 
 def _before_on_stream(played: Replayed) -> np.ndarray:
-    """int32 (ops,): what its stream did before each op, −1: nothing. On a stream that takes what is ready only what
-    took time counts: what took none held nobody up, and its place among others of the same moment is not known."""
+    """Return the preceding op on each op's stream, int32 (ops,), −1: none. On a stream in ready order only ops with a
+    duration count: others delayed none, and their order within a point in time is unknown."""
     graph = played.graph
     stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
     counts = (graph.streams.order[graph.ops.stream] == Order.PROGRAM) | (played.end_s > played.start_s)
@@ -87,7 +86,7 @@ def _before_on_stream(played: Replayed) -> np.ndarray:
 
 
 def _latest(played: Replayed, before: np.ndarray, ops: list[int]) -> tuple[int, float]:
-    """Of what `ops` waited for the one that ended last, and when; (−1, −inf) where they waited for nothing."""
+    """Return the last-ending predecessor of `ops` and its end time; (−1, −inf) without predecessors."""
     latest, at_s = -1, -np.inf
     for op in ops:
         for other in (int(before[op]), *played.graph.ops.before(op).tolist()):

@@ -1,5 +1,5 @@
-"""`replay`: one job (or several on one fabric), played to its end or to a clear error. It picks the engine, feeds it in
-slices so that progress, budgets and Ctrl-C work, and reports who waits for whom when nothing can go on.
+"""`replay`: replays one job (or several on one fabric) to its end or an error. Chooses the engine, runs it in slices so
+that progress, budgets and Ctrl-C work, and explains deadlocks.
 """
 
 import time
@@ -17,34 +17,35 @@ from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Order
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 
 SLICE = 2_000_000
-"""Events between two looks at the clock, at most: well below a second, but where thousands compete for a link."""
+"""Maximum number of events between clock checks: well below a second, unless thousands of flows share a link."""
 FIRST_SLICE = 20_000
 SHORT_S = 0.1
-"""A slice is followed by one twice as large where it took no longer."""
+"""The slice size doubles after a slice of at most this duration."""
 SHOWN = 6
-"""Of a deadlock's explanation: lines, and ranks named in one."""
+"""Maximum number of lines in a deadlock's explanation, and of ranks named in a line."""
 FOLLOWED = 200
-"""How far the way back from a missing rank's op is followed."""
+"""Maximum number of predecessors followed back from a missing rank's op."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What happened when. Times are seconds from the start of the replay; arrays (ops,) and (transfers,) float64."""
+    """Result of a replay. Times are seconds from the start of the replay; arrays (ops,) and (transfers,) float64."""
 
     graph: Graph
     costs: Costs
     conditions: Conditions
     start_s: np.ndarray
-    """When an op took its stream; a member of a transfer then waits for the others until `transfer_start_s`."""
+    """Time at which an op took its stream; a member of a transfer then waits for the others until `transfer_start_s`.
+    """
     end_s: np.ndarray
     transfer_start_s: np.ndarray
-    """When the last member had come, and bytes began to move."""
+    """Time at which the last member arrived, and data began to move."""
     transfer_last: np.ndarray
-    """int32: the op that came last."""
+    """int32: the op that arrived last."""
     makespan_s: float
     events: int
     wall_s: float
-    """How long the replay took here."""
+    """Run time of the replay itself."""
     engine: str
     """"sweep" or "calendar"."""
 
@@ -52,7 +53,8 @@ class Replayed:
         return f"<Replayed {len(self.graph.ops):,} ops of {len(self.graph.ranks)} ranks: {self.makespan_s:.4g} s>"
 
     def wait_s(self) -> np.ndarray:
-        """float64 (ops,): how long each op held its stream while other members of its transfer were missing."""
+        """Return, for each op, how long it held its stream while other members of its transfer were missing; float64
+        (ops,)."""
         wait_s, transfer = np.zeros(len(self.graph.ops)), self.graph.ops.transfer
         members = np.flatnonzero(transfer != NO_TRANSFER)
         wait_s[members] = np.maximum(self.transfer_start_s[transfer[members]] - self.start_s[members], 0.0)
@@ -69,11 +71,11 @@ def replay(
     time_budget_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Replayed:
-    """Play `graph`. `engine`: "auto", "sweep" or "calendar". `progress` is called with (ops done, ops in all) now and
-    then.
+    """Replay `graph`. `engine`: "auto", "sweep" or "calendar". `progress` is called periodically with (completed ops,
+    total ops).
 
-    Raises GraphError for costs that do not fit, Deadlock when ops wait for each other for ever, BudgetSpent when
-    `event_budget` events or `time_budget_s` seconds of wall-clock time were not enough.
+    Raises GraphError for costs that do not match the graph, Deadlock when ops wait for each other, BudgetSpent after
+    `event_budget` events or `time_budget_s` seconds of wall-clock time.
     """
     began_s = time.perf_counter()
     conditions = conditions or Conditions()
@@ -116,7 +118,7 @@ def replay(
 
 
 def contention(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
-    """Why durations are not known beforehand: what competes for what; "" where nothing does."""
+    """Return what makes durations depend on contention; "" where there is none."""
     if np.any(graph.streams.order == Order.READY):
         return "it has streams that take whatever is ready"
     if np.any(route != NO_ROUTE):
@@ -127,7 +129,8 @@ def contention(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
 
 
 def _transfer_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Flat):
-    """(fixed seconds, bytes, route) of each transfer, noise included; all of it fixed where it shares no link."""
+    """Return (fixed seconds, bytes, route) of each transfer with noise applied; without shared links, all of its time
+    is fixed."""
     fixed_s, moved_bytes, rate = costs.transfer_fixed_s, costs.transfer_bytes, costs.transfer_bytes_per_s
     if conditions.comm_jitter:
         sigma = float(np.sqrt(np.log1p(conditions.comm_jitter**2)))
@@ -136,14 +139,14 @@ def _transfer_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Fl
     if not conditions.share_links:
         rate = np.minimum(rate, _narrowest(costs)[costs.transfer_route])
     elif np.any(costs.transfer_route != NO_ROUTE):
-        route = np.where(moved_bytes > 0, costs.transfer_route, NO_ROUTE)  # what moves nothing shares nothing
+        route = np.where(moved_bytes > 0, costs.transfer_route, NO_ROUTE)  # transfers without bytes share nothing
         return np.where(route == NO_ROUTE, fixed_s + moved_bytes / rate, fixed_s), moved_bytes, route
     return fixed_s + moved_bytes / rate, moved_bytes, no_routes(len(graph.transfers))
 
 
 def _narrowest(costs: Costs) -> np.ndarray:
-    """float64 (routes + 1,): bytes/s that each route gives a transfer that has it to itself; inf in the last place,
-    which NO_ROUTE indexes."""
+    """Return the bytes/s of each route for a transfer that has it to itself, float64 (routes + 1,); inf in the last
+    place, which NO_ROUTE indexes."""
     links = costs.links
     rates = np.full(len(links.start), np.inf)
     with np.errstate(divide="ignore"):
@@ -154,7 +157,7 @@ def _narrowest(costs: Costs) -> np.ndarray:
 
 
 class _Sweep:
-    """The sweep engine behind the interface that `_drive` knows."""
+    """The sweep engine behind the interface that `_drive` uses."""
 
     def __init__(self, graph: Graph, costs: Costs, flat: Flat, transfer_s: np.ndarray) -> None:
         self.state = sweep.begin(graph, flat)
@@ -166,17 +169,17 @@ class _Sweep:
         self.ended = 0
 
     def go(self, budget: int) -> tuple[int, int]:
-        """Play on for about that many events; returns how many there have been, and how many ops have ended."""
+        """Run for about `budget` more events; return the total numbers of events and completed ops."""
         self.ended += sweep.run(budget, *self.arguments)
         return self.ended, self.ended
 
     def now_s(self) -> float:
-        """How far the job's clock has come."""
+        """Current simulated time."""
         return float(np.nanmax(self.end_s, initial=0.0))
 
 
 class _Calendar:
-    """The calendar engine behind it."""
+    """The calendar engine behind the interface that `_drive` uses."""
 
     def __init__(self, graph: Graph, costs: Costs, flat: Flat, fixed_s, route, moved_bytes) -> None:
         self.world, self.sharing = calendar.begin(graph, costs, flat, fixed_s, route, moved_bytes)
@@ -185,17 +188,17 @@ class _Calendar:
         self.transfer_start_s, self.transfer_last = (self.world.transfers[name][:-1] for name in ("start_s", "last"))
 
     def go(self, budget: int) -> tuple[int, int]:
-        """As above."""
+        """Run for about `budget` more events; return the total numbers of events and completed ops."""
         calendar.run(budget, self.world, self.flat, self.sharing)
         return int(self.world.counts[calendar.EVENTS]), int(self.world.counts[calendar.ENDED])
 
     def now_s(self) -> float:
-        """As above."""
+        """Current simulated time."""
         return float(self.world.now_s[0])
 
 
 def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[int, int]:
-    """Run `play` slice by slice until nothing happens any more; returns (events, ended ops)."""
+    """Run `play` in slices until nothing happens any more; return (events, completed ops)."""
     events = ended = 0
     slice_events = min(FIRST_SLICE, SLICE)
     while True:
@@ -223,8 +226,8 @@ def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[i
 
 
 def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
-    """One line for each of the first SHOWN things that something waits for; `start_s` and `end_s` as in `Replayed`,
-    NaN for what did not happen."""
+    """Explain a deadlock: one line for each of the first SHOWN transfers or ops that are being waited for; `start_s`
+    and `end_s` as in `Replayed`, NaN for what did not happen."""
     ops, rank_of = graph.ops, graph.op_rank()
     is_here = ~np.isnan(start_s) & np.isnan(end_s) & (ops.transfer != NO_TRANSFER)
     lines = []
@@ -249,7 +252,7 @@ def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
 
 
 def _is_at(graph: Graph, op: int, is_here: np.ndarray, end_s: np.ndarray) -> str:
-    """What keeps `op` from being ready: `is at X` or `has still to do X`."""
+    """Describe what blocks `op`: `is in X` or `has still to do X`."""
     seen: set[int] = set()
     while op not in seen and len(seen) < FOLLOWED:
         seen.add(op)

@@ -1,6 +1,6 @@
-"""What happens to ops and transfers in the event engine: they become ready, start, meet, move bytes and end. All of it
-is copied into the loop that drives it (`forceinline`): a call would pass the tables on as a hundred words, several
-times an op.
+"""Transitions of ops and transfers in the event engine: ready, start, rendezvous, data movement and end. All functions
+are inlined into the driving loop (`forceinline`): a call would pass the tables as a hundred words, several times per
+op.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from switchml.runtime.jit import kernel
 
 @kernel(forceinline=True)
 def ready(world, flat, op, now_s):
-    """All that `op` waited for has ended."""
+    """Process an op whose dependencies have all ended."""
     streams, transfers = world.streams, world.transfers
     stream, transfer = world.ops[op].stream, world.ops[op].transfer
     world.ops[op].start_s = now_s
@@ -42,7 +42,7 @@ def ready(world, flat, op, now_s):
 
 @kernel(forceinline=True)
 def mark(world, stream):
-    """`stream` must choose before time goes on."""
+    """Mark `stream` as having to choose before time advances."""
     if not world.streams[stream].is_dirty:
         world.streams[stream].is_dirty = 1
         world.dirty[world.counts[DIRTY]] = stream
@@ -51,14 +51,14 @@ def mark(world, stream):
 
 @kernel(forceinline=True)
 def park(world, transfer, stream):
-    """`transfer`, which is complete, stands in line for `stream`."""
+    """Queue `transfer`, which is complete, for `stream`."""
     world.transfers[transfer].parked = world.streams[stream].parked
     world.streams[stream].parked = transfer
 
 
 @kernel(forceinline=True)
 def change(world, rank):
-    """The speed of `rank` may have changed."""
+    """Mark the speed of `rank` as possibly changed."""
     if not world.ranks[rank].is_changed:
         world.ranks[rank].is_changed = 1
         world.changed[world.counts[CHANGED]] = rank
@@ -67,7 +67,7 @@ def change(world, rank):
 
 @kernel(forceinline=True)
 def speed_of(world, flat, op):
-    """How many seconds of `op` pass in one second now."""
+    """Return the current speed of `op`: work seconds per second."""
     rank = world.streams[world.ops[op].stream].rank
     if world.ranks[rank].pause & 1:
         return 0.0
@@ -78,7 +78,7 @@ def speed_of(world, flat, op):
 
 @kernel(forceinline=True)
 def start(world, flat, op, now_s):
-    """`op`, which no transfer holds up, takes its stream."""
+    """Start `op`, which is not part of a transfer, on its stream."""
     streams, stream = world.streams, world.ops[op].stream
     seconds = world.op_types[world.ops[op].op_type].seconds * flat.slowness[streams[stream].rank]
     if flat.sigma > 0:
@@ -96,7 +96,7 @@ def start(world, flat, op, now_s):
 
 @kernel(forceinline=True)
 def meet(world, transfer, now_s):
-    """All members are there, and all their streams free: the transfer begins."""
+    """Start a transfer whose members are all present with idle streams."""
     streams, transfers = world.streams, world.transfers
     transfers[transfer].start_s = now_s
     first = transfers[transfer].member
@@ -117,7 +117,7 @@ def meet(world, transfer, now_s):
 
 @kernel(forceinline=True)
 def move(world, sharing, leader, now_s):
-    """A transfer's fixed time is over: its bytes enter the fabric."""
+    """End a transfer's fixed time: its bytes enter the fabric."""
     transfer = world.ops[world.streams[leader].running].transfer
     world.streams[leader].phase = MOVING
     world.streams[leader].remaining = world.transfers[transfer].bytes
@@ -128,7 +128,7 @@ def move(world, sharing, leader, now_s):
 
 @kernel(forceinline=True)
 def part(world, flat, transfer, now_s):
-    """A transfer is over."""
+    """Complete a transfer."""
     transfers = world.transfers
     for i in range(transfers[transfer].member, transfers[transfer + 1].member):
         op = world.member[i]
@@ -141,13 +141,13 @@ def part(world, flat, transfer, now_s):
 
 @kernel(forceinline=True)
 def end(world, flat, op, now_s):
-    """`op` is done: its stream is free, and who waited for it waits for one less."""
+    """Complete `op`: free its stream, and decrement the wait counts of its dependents."""
     ops, stream = world.ops, world.ops[op].stream
     ops[op].end_s = now_s
     world.streams[stream].running = -1
     world.streams[stream].phase = IDLE
     world.counts[ENDED] += 1
-    # Last the next op of its own stream, in the place behind those that depend on it.
+    # The next op of its own stream comes last, after the explicit dependents.
     last = ops[op + 1].after
     for i in range(ops[op].after, last + 1):
         after = world.after[i] if i < last else ops[op].following

@@ -1,5 +1,5 @@
-"""From one iteration to a whole run: checkpoints every so many steps, failures drawn from a seed, the work since the
-last checkpoint done again, and a restart after each failure, which may fail too.
+"""From one iteration to a whole run: periodic checkpoints, seeded random failures, repetition of the work since the
+last checkpoint, and a restart after each failure, which may fail, too.
 """
 
 import math
@@ -11,7 +11,7 @@ from switchml.errors import ConfigError, EmulationError
 from switchml.runtime.jit import kernel
 
 MOST_EVENTS = 3e8
-"""Checkpoints and failures that are played in all: some seconds."""
+"""Limit of simulated checkpoints and failures in total: a few seconds."""
 HOPELESS = 1e-3
 """A run whose goodput would be below this is refused rather than simulated."""
 
@@ -23,13 +23,13 @@ class Run:
     steps: int
     iteration_s: float
     mtbf_s: float = math.inf
-    """Mean time between failures of the job: that of one machine divided by how many there are."""
+    """Mean time between failures of the job: that of one machine divided by the number of machines."""
     checkpoint_s: float = 0.0
-    """What training loses for each."""
+    """Training time lost per checkpoint."""
     checkpoint_steps: int | None = None
-    """Steps from one to the next; default: Young's and Daly's interval."""
+    """Steps between checkpoints; default: Young's and Daly's interval."""
     restart_s: float = 0.0
-    """From a failure until training goes on from the last checkpoint."""
+    """Time from a failure until training resumes from the last checkpoint."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 < self.iteration_s < math.inf:
@@ -42,7 +42,7 @@ class Run:
             raise ConfigError(f"a checkpoint every {self.checkpoint_steps} steps; expected at least 1")
 
     def interval_steps(self) -> int:
-        """Steps between checkpoints."""
+        """Return the number of steps between checkpoints."""
         if self.checkpoint_steps is not None:
             return min(self.checkpoint_steps, self.steps)
         interval_s = young_daly_s(self.checkpoint_s, self.mtbf_s)
@@ -51,30 +51,30 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of many runs; arrays (runs,)."""
+    """Results of many simulated runs; arrays (runs,)."""
 
     wall_s: np.ndarray
     failures: np.ndarray
     interval_steps: int
     ideal_s: float
-    """Without checkpoints and failures."""
+    """Duration without checkpoints and failures."""
 
     @property
     def goodput(self) -> float:
-        """The share of time that made progress, on average."""
+        """Average share of time that made progress."""
         return float(self.ideal_s / self.wall_s.mean())
 
 
 def young_daly_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """The best time between two checkpoints, to first order: sqrt(2 C M) (Young 1974; Daly 2006)."""
+    """Return the first-order optimal time between checkpoints: sqrt(2 C M) (Young 1974; Daly 2006)."""
     return math.sqrt(2.0 * checkpoint_s * mtbf_s) if checkpoint_s > 0 else (0.0 if math.isfinite(mtbf_s) else math.inf)
 
 
 def expected_s(run: Run) -> float:
-    """The mean exactly, failures being exponential: M e^(R/M) (e^((τ+C)/M) − 1) for each interval of τ (Daly 2006,
-    equation 20)."""
+    """Return the exact mean duration for exponentially distributed failures: M e^(R/M) (e^((τ+C)/M) − 1) for each
+    interval of τ (Daly 2006, equation 20)."""
     every = run.interval_steps()
-    saved = (run.steps - 1) // every  # nothing is saved after the last step
+    saved = (run.steps - 1) // every  # no checkpoint after the last step
     last_s = (run.steps - saved * every) * run.iteration_s
     lengths_s = [(saved, every * run.iteration_s + run.checkpoint_s), (1, last_s)]
     if math.isinf(run.mtbf_s):
@@ -86,8 +86,7 @@ def expected_s(run: Run) -> float:
 
 
 def simulate(run: Run, *, runs: int = 1000, seed: int = 0) -> Outcome:
-    """Play the run `runs` times, each with failures of its own. Raises EmulationError where it would hardly ever
-    end."""
+    """Simulate the run `runs` times with independent failures. Raises EmulationError where it would hardly ever end."""
     ideal_s, mean_s = run.steps * run.iteration_s, expected_s(run)
     if mean_s * HOPELESS > ideal_s:
         raise EmulationError(

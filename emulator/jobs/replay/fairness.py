@@ -1,6 +1,6 @@
-"""How transfers share links: max-min fair, found by progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2).
-All transfers grow at one rate until a link is full or a transfer reaches its own limit; what that stops stays as it is,
-the others grow on. A change touches only transfers that are connected to it by links, so only those are computed again.
+"""Max-min fair sharing of links by transfers, computed by progressive filling (Bertsekas and Gallager, Data Networks,
+6.5.2). All rates grow together until a link is full or a transfer reaches its own limit; the transfers this stops keep
+their rate, the others continue. A change affects only transfers connected to it by links, so only those are recomputed.
 """
 
 from typing import NamedTuple
@@ -13,36 +13,36 @@ from switchml.runtime.jit import kernel
 LINK = np.dtype(
     [
         ("bytes_per_s", "f8"),
-        ("room", "f8"),  # what flows that have their rate leave
-        ("load", "f8"),  # shares of the flows that have not
-        ("growing", "i4"),  # how many have not
-        ("head", "i4"),  # first hop on it, −1: none
-        ("is_listed", "i4"),  # whether it is to be computed again
+        ("room", "f8"),  # capacity left by flows with a final rate
+        ("load", "f8"),  # total share of flows without a final rate
+        ("growing", "i4"),  # number of flows without a final rate
+        ("head", "i4"),  # first hop on this link, −1: none
+        ("is_listed", "i4"),  # whether its flows are to be recomputed
     ],
     align=True,
 )
 HOP = np.dtype([("share", "f8"), ("link", "i4")], align=True)
 FLOW = np.dtype([("limit", "f8"), ("rate", "f8"), ("route", "i4")], align=True)
-"""A transfer on the fabric: bytes/s; `route` −1: there is none. `rate` −1: it is still growing."""
+"""A transfer on the fabric, in bytes/s; `route` −1: none. `rate` −1: not final yet."""
 
 
 class Sharing(NamedTuple):
-    """Who is on which link. A flow has the number of the stream that leads its transfer; its hop k has the number
-    flow · width + k in the lists of links, which run through `around`."""
+    """Flows on links. A flow has the number of the stream that leads its transfer; its hop k has the number flow ·
+    width + k in the linked lists of each link, which are stored in `around`."""
 
     links: np.ndarray  # LINK (links,)
     routes: np.ndarray  # int64 (routes + 1,): route r has the hops `hops[routes[r]:routes[r + 1]]`
     hops: np.ndarray  # HOP
     flows: np.ndarray  # FLOW (streams,)
     around: np.ndarray
-    """int32 (hops of all flows, 2): the hop after it on its link, and the one before, or −2 − link for the first."""
-    listed_links: np.ndarray  # int32 (links,): those to be computed again
+    """int32 (hops of all flows, 2): next hop on the same link, and the previous one, or −2 − link for the first."""
+    listed_links: np.ndarray  # int32 (links,): those to be recomputed
     listed_flows: np.ndarray  # int32 (flows,)
-    listed: np.ndarray  # int64 (2,): how many links, how many flows
+    listed: np.ndarray  # int64 (2,): number of listed links, of listed flows
 
 
 def empty_sharing(costed: Links, flows: int, longest_route: int) -> Sharing:
-    """No flow on any link."""
+    """Return the state without flows on any link."""
     links = np.zeros(len(costed.link_bytes_per_s), LINK)
     links["bytes_per_s"] = costed.link_bytes_per_s
     links["head"] = -1
@@ -64,7 +64,7 @@ def empty_sharing(costed: Links, flows: int, longest_route: int) -> Sharing:
 
 @kernel(forceinline=True)
 def enter(sharing, flow, route, limit):
-    """Put `flow` on the links of `route`; its rate is 0 until `share_out`."""
+    """Add `flow` to the links of `route`; its rate is 0 until `share_out`."""
     links, around = sharing.links, sharing.around
     width = len(around) // len(sharing.flows)
     sharing.flows[flow].route = route
@@ -84,7 +84,7 @@ def enter(sharing, flow, route, limit):
 
 @kernel(forceinline=True)
 def leave(sharing, flow):
-    """Take `flow` off its links."""
+    """Remove `flow` from its links."""
     around = sharing.around
     width = len(around) // len(sharing.flows)
     route = sharing.flows[flow].route
@@ -112,8 +112,8 @@ def _list_link(sharing, link):
 
 @kernel(forceinline=True)
 def collect(sharing):
-    """List all links and flows that are connected to the links listed so far; returns how many flows. Their old rates
-    still stand."""
+    """List all links and flows connected to the links listed so far and return the number of flows. Rates are not
+    updated yet."""
     width = max(1, len(sharing.around) // len(sharing.flows))
     flows, at = 0, 0
     while at < sharing.listed[0]:
@@ -124,7 +124,7 @@ def collect(sharing):
             route = sharing.flows[flow].route
             for i in range(sharing.routes[route], sharing.routes[route + 1]):
                 _list_link(sharing, sharing.hops[i].link)
-            if hop == flow * width:  # its first hop, which comes up once
+            if hop == flow * width:  # its first hop, which is visited once
                 sharing.listed_flows[flows] = flow
                 flows += 1
             hop = sharing.around[hop, 0]
@@ -134,7 +134,7 @@ def collect(sharing):
 
 @kernel(forceinline=True)
 def share_out(sharing):
-    """Give every listed flow its rate, and clear the lists."""
+    """Set the rate of every listed flow, and clear the lists."""
     links, routes, hops, flows = sharing.links, sharing.routes, sharing.hops, sharing.flows
     link_count, flow_count = sharing.listed[0], sharing.listed[1]
     for at in range(link_count):

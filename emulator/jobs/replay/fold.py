@@ -1,14 +1,14 @@
-"""Equal ranks of any graph folded into one that stands for all of them: imported traces, graphs made by hand.
+"""Folds equivalent ranks of any graph, such as imported traces, into one representative each.
 
-Colour refinement: ranks begin with one colour if they do the same ops in the same order at the same cost; then two
-keep one colour only as long as, op by op, they meet ops of the same colours. What is left at the end is an equitable
-partition, and the time of an op follows from the times of those it waits for alone: so ops of one colour start and end
-together, and one rank of each colour tells all. What could tell equal ranks apart is not folded: their own slowness is
-part of the first colour, and where links are shared or transfers take streams of order READY, ties are broken by
-numbers, so nothing is folded at all.
+Color refinement: ranks start with one color if they run the same ops in the same order at the same cost; then two keep
+one color only as long as, op by op, their transfers and dependencies have the same colors. The result is an equitable
+partition, and the time of an op depends only on the times of those it waits for: so ops of one color start and end
+together, and one rank of each color represents all. Anything that could make equal ranks differ prevents folding:
+slowness is part of the first color, and where links are shared or transfers run on streams of order READY, ties are
+broken by numbers, so nothing is folded.
 
-In a ring of equal ranks the one that is left meets itself: it takes part in a transfer twice, on two streams. Engines
-play that as they play anything; only `checks.check` takes it for a mistake.
+In a ring of equal ranks the representative is its own neighbor: it takes part in a transfer twice, on two streams.
+Engines replay that like any other graph; only `checks.check` rejects it.
 """
 
 from dataclasses import dataclass, replace
@@ -23,19 +23,20 @@ from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Groups, Ops, Order,
 
 @dataclass(frozen=True)
 class Folded:
-    """A smaller graph with the makespan of the whole one."""
+    """A smaller graph with the makespan of the original."""
 
     graph: Graph
     costs: Costs
     conditions: Conditions
     representative: np.ndarray
-    """int32 (ranks of the whole graph,): the rank of `graph` that stands for each."""
+    """int32 (ranks of the original graph,): the rank of `graph` that represents each."""
     op: np.ndarray
-    """int32 (ops of the whole graph,): the op of `graph` that happens when it does."""
+    """int32 (ops of the original graph,): the op of `graph` with the same times."""
 
 
 def fold(graph: Graph, costs: Costs, conditions: Conditions | None = None) -> Folded:
-    """Fold as far as times stay exactly what they are; a graph in which nothing can be comes back as it is."""
+    """Fold ranks as far as times are preserved exactly; a graph that cannot be folded is returned with all its
+    ranks."""
     conditions = conditions or Conditions()
     if _is_particular(graph, costs, conditions):
         colour = np.arange(len(graph.ranks))
@@ -49,18 +50,18 @@ def fold(graph: Graph, costs: Costs, conditions: Conditions | None = None) -> Fo
 
 
 def _is_particular(graph: Graph, costs: Costs, conditions: Conditions) -> bool:
-    """Whether equal ranks may come to differ."""
+    """Return whether equal ranks may behave differently."""
     chooses = graph.streams.order[graph.ops.stream] == Order.READY
     chosen_transfers = bool(np.any(chooses & (graph.ops.transfer != NO_TRANSFER)))
     moves = conditions.share_links and bool(np.any(costs.transfer_route != NO_ROUTE))
     return bool(conditions.jitter or conditions.comm_jitter or conditions.pauses or chosen_transfers or moves)
 
 
-# Colours
+# Colors
 
 
 def _colours(graph: Graph, costs: Costs, conditions: Conditions) -> np.ndarray:
-    """uint64 (ranks,): equal where ranks can be folded."""
+    """Return the color of each rank, uint64 (ranks,): equal where ranks can be folded."""
     ops, rank = graph.ops, graph.op_rank()
     place = _places(rank, len(graph.ranks)).astype(np.uint64)
     stream = _places(graph.streams.rank, len(graph.ranks))[ops.stream]
@@ -87,7 +88,7 @@ def _colours(graph: Graph, costs: Costs, conditions: Conditions) -> np.ndarray:
 
 
 def _places(label: np.ndarray, count: int) -> np.ndarray:
-    """int64: which of those with its label each one is, in order."""
+    """Return the index of each entry among those with its label, in order, int64."""
     first, order = grouped(label, count)
     place = np.empty(len(label), np.int64)
     place[order] = np.arange(len(label)) - first[label[order]]
@@ -95,7 +96,7 @@ def _places(label: np.ndarray, count: int) -> np.ndarray:
 
 
 def _mixed(*columns: np.ndarray) -> np.ndarray:
-    """uint64: a hash of each row (SplitMix64's finalizer after each column)."""
+    """Return a hash of each row, uint64 (SplitMix64's finalizer after each column)."""
     mixed = np.zeros((), np.uint64)
     for column in columns:
         column = np.ascontiguousarray(column)
@@ -109,7 +110,7 @@ def _mixed(*columns: np.ndarray) -> np.ndarray:
 
 
 def _summed(values: np.ndarray, label: np.ndarray, count: int) -> np.ndarray:
-    """uint64 (count,): of each label, the sum of its values, whatever their order."""
+    """Return the sum of the values of each label, uint64 (count,), independent of their order."""
     sums = np.zeros(count, np.uint64)
     np.add.at(sums, label, values)
     return sums
@@ -121,13 +122,14 @@ def _summed(values: np.ndarray, label: np.ndarray, count: int) -> np.ndarray:
 def _quotient(
     graph: Graph, costs: Costs, conditions: Conditions, representatives: np.ndarray, number: np.ndarray
 ) -> Folded:
-    """The ops of ranks `representatives`; `number` (ranks,) is which of them stands for each rank."""
+    """Build the graph of the ops of ranks `representatives`; `number` (ranks,) is the representative's index for each
+    rank."""
     ops, rank = graph.ops, graph.op_rank()
     is_representative = np.zeros(len(graph.ranks), bool)
     is_representative[representatives] = True
     stays = is_representative[rank]
     chosen = np.flatnonzero(stays)
-    # The op that stands for each: the one at the same place in its representative.
+    # The representative's op at the same position.
     place = _places(rank, len(graph.ranks))
     first, by_rank = grouped(number[rank[chosen]], len(representatives))
     op = by_rank[first[number[rank]] + place]
@@ -163,13 +165,13 @@ def _quotient(
 
 
 def _transfers(ops: Ops, op: np.ndarray, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Transfers of the same representatives are one: the first of each (of the whole graph), int32; and for each
-    chosen op which of them it is in, int32."""
+    """Merge transfers with the same representatives. Return the first of each (numbers in the original graph), int32;
+    and for each chosen op the index of its merged transfer, int32."""
     members = np.flatnonzero(ops.transfer != NO_TRANSFER)
-    least = np.full(count, len(op), np.int64)  # the first representative in it names a transfer
+    least = np.full(count, len(op), np.int64)  # a transfer is identified by its first representative
     np.minimum.at(least, ops.transfer[members], op[members])
     named = np.full(len(op) + 1, -1, np.int64)
-    # A representative's op is in one transfer only, so that all transfers of one name are one class.
+    # A representative's op is in one transfer only, so all transfers with one identifier are equivalent.
     names, first = np.unique(least, return_index=True)
     is_met = names < len(op)
     names, first = names[is_met], first[is_met]
@@ -181,7 +183,8 @@ def _transfers(ops: Ops, op: np.ndarray, chosen: np.ndarray, count: int) -> tupl
 
 
 def _groups(graph: Graph, transfer: np.ndarray, number: np.ndarray) -> tuple[Groups, np.ndarray]:
-    """Groups of the transfers that are left, of representatives, each once; and the group of each transfer."""
+    """Return the groups of representatives of the remaining transfers, without duplicates, and the group of each
+    transfer."""
     used, group = np.unique(graph.transfers.group[transfer], return_inverse=True)
     members = [np.unique(number[graph.groups.members(one)]) for one in used]
     start = np.concatenate([[0], np.cumsum([len(each) for each in members])]).astype(np.int64)

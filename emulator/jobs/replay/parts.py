@@ -1,8 +1,8 @@
-"""Where the time of each rank went. At every moment a rank is charged one part, the first that applies of: computing,
-compressing, communicating with nothing of that to hide it, copying between host and device, waiting in a collective
-for ranks that come late, checkpointing, lost on the host, loading samples; and else idle, which is the pipeline's
-bubble where there are stages, the host's where the rank is the job's only one, and otherwise waiting for peers. So a
-rank's parts sum to its job's time.
+"""Attribution of each rank's time to parts. At any time a rank is charged to the first part that applies: computing,
+compressing, communicating without overlap with these, copying between host and device, waiting in a collective for late
+ranks, checkpointing, host delay, loading samples; otherwise idle, which is the pipeline bubble where there are stages,
+host time where the rank is the job's only one, and otherwise waiting for peers. A rank's parts therefore sum to its
+job's time.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ PARTS = (
     "loading",
     "bubble",
 )
-"""In order of precedence."""
+"""Parts in order of precedence."""
 
 COMPUTE, COMPRESSION, COMMUNICATION, OFFLOAD, WAITING, CHECKPOINT, HOST, LOADING, IDLE = range(len(PARTS))
 
@@ -42,34 +42,35 @@ PART_OF_KIND = {
 }
 
 PART_OF_WAIT = {Kind.COLLECTIVE: WAITING, Kind.LOAD: LOADING, Kind.CHECKPOINT: CHECKPOINT}
-"""What a rank is charged while an op of it waits for the rest of its transfer. A send or receive that waits is the
-pipeline's idling."""
+"""Part charged while an op waits for the rest of its transfer. A send or receive that waits counts as pipeline idle
+time."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """All in seconds."""
+    """Seconds by rank and part."""
 
     by_rank: np.ndarray
     """float64 (ranks, len(PARTS))."""
     communication_s: np.ndarray
-    """float64 (ranks,): transfers of each rank, hidden ones included; two at once count once."""
+    """float64 (ranks,): time with a transfer of the rank in progress, including hidden ones; concurrent transfers count
+    once."""
     weight: np.ndarray
-    """float64 (ranks,)."""
+    """float64 (ranks,): number of ranks that each represents."""
 
     def mean(self) -> dict[str, float]:
-        """Part → seconds of an average rank; those that are nowhere are left out, compute never is."""
+        """Return part → seconds of an average rank, without parts of 0 except compute."""
         means = np.average(self.by_rank, axis=0, weights=self.weight)
         return {name: float(mean) for name, mean in zip(PARTS, means, strict=True) if mean > 0 or name == "compute"}
 
     def hidden_communication_s(self) -> float:
-        """Of an average rank: transfers behind compute or compression."""
+        """Transfers of an average rank that overlap with compute or compression."""
         hidden = self.communication_s - self.by_rank[:, COMMUNICATION]
         return float(np.average(hidden, weights=self.weight))
 
 
 def parts(played: Replayed) -> Parts:
-    """Charge every moment of every rank, from its job's start to its job's end."""
+    """Charge the time of every rank, from its job's start to its job's end."""
     graph = played.graph
     began_s = played.conditions.for_kernels(graph).start_s
     end_s = np.full(len(graph.job_names), played.makespan_s)
@@ -94,8 +95,8 @@ def parts(played: Replayed) -> Parts:
 
 
 def ops_by_stream(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ops of each stream in the order in which it took them: int64 (streams + 1,) where each stream's begin, and
-    the ops."""
+    """Return the ops of each stream in execution order: int64 (streams + 1,), where each stream's begin, and the
+    ops."""
     stream_start, ops = grouped(graph.ops.stream, len(graph.streams))
     for stream in np.flatnonzero(graph.streams.order == Order.READY):
         run = ops[stream_start[stream] : stream_start[stream + 1]]
@@ -105,16 +106,16 @@ def ops_by_stream(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> tuple
 
 @kernel
 def _charge(ranks, stream_start, ops, op_type, transfer, times, active, waiting):
-    """float64 (ranks, parts): seconds charged; float64 (ranks,): seconds with a transfer in progress. `ranks`: where
-    each one's streams begin, the streams, when its job begins and ends; `times`: when ops and transfers start, and ops
-    end."""
+    """Return seconds charged, float64 (ranks, parts), and seconds with a transfer in progress, float64 (ranks,).
+    `ranks`: where each rank's streams begin, the streams, start and end of its job; `times`: start of ops and of
+    transfers, end of ops."""
     rank_start, rank_stream, began_s, horizon_s = ranks
     start_s, transfer_start_s, end_s = times
     charged = np.zeros((len(began_s), 9))
     moving_s = np.zeros(len(began_s))
-    at = np.empty(len(rank_stream), np.int64)  # of each stream, the op it is in or before
+    at = np.empty(len(rank_stream), np.int64)  # for each stream, the current or next op
     state = np.empty(len(rank_stream), np.int8)
-    until_s = np.empty(len(rank_stream))  # when `state` ends
+    until_s = np.empty(len(rank_stream))  # end of `state`
     for rank in range(len(began_s)):
         first, last = rank_start[rank], rank_start[rank + 1]
         now_s = began_s[rank]
@@ -127,7 +128,7 @@ def _charge(ranks, stream_start, ops, op_type, transfer, times, active, waiting)
             next_s = horizon_s[rank]
             is_moving = False
             for i in range(first, last):
-                while until_s[i] <= now_s:  # step on to what the stream does next
+                while until_s[i] <= now_s:  # advance to the stream's next activity
                     if at[i] == stream_start[rank_stream[i] + 1]:
                         state[i], until_s[i] = 8, np.inf
                         break

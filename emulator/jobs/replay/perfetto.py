@@ -1,5 +1,5 @@
-"""A timeline in the Trace Event Format (Chrome's JSON), which ui.perfetto.dev and chrome://tracing open: a process
-for each rank, a thread for each stream, a slice for each op, arrows from sends to receives; and the critical path.
+"""Timelines in the Trace Event Format (Chrome's JSON), for ui.perfetto.dev and chrome://tracing: a process for each
+rank, a thread for each stream, a slice for each op, arrows from sends to receives; and the critical path.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from emulator.jobs.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Collective
 from switchml.errors import ConfigError
 
 MOST_OPS = 500_000
-"""Of a timeline for which no ranks are named: some 100 MB, about what the viewers bear."""
+"""Largest timeline if no ranks are specified: some 100 MB, about the viewers' limit."""
 
 
 def write_timeline(
@@ -26,9 +26,9 @@ def write_timeline(
     critical: CriticalPath | None = None,
     source: str = "switchml emulate",
 ) -> dict[str, Any]:
-    """Write `path`, compressed where it ends in .gz. `ranks`: whose ops; default: all where they are at most
-    MOST_OPS, else one of each stage. `critical`: drawn as a track of its own, with arrows from op to op. Returns the
-    file's `otherData`: what is shown, and what is left out."""
+    """Write `path`, compressed where it ends in .gz. `ranks`: ranks to show; default: all if they have at most MOST_OPS
+    ops, else one of each stage. `critical`: drawn as a separate track, with arrows from op to op. Returns the file's
+    `otherData`, which records the ranks shown and their total."""
     graph = played.graph
     shown = shown_ranks(graph, ranks)
     about = {
@@ -43,7 +43,8 @@ def write_timeline(
 
 
 def shown_ranks(graph: Graph, ranks: Iterable[int] | None = None, most_ops: int = MOST_OPS) -> np.ndarray:
-    """int32: `ranks` if given; all where they have at most `most_ops` ops; else the first of each stage of each job."""
+    """Return the ranks to show, int32: `ranks` if given; all if they have at most `most_ops` ops; else the first of
+    each stage of each job."""
     if ranks is not None:
         chosen = np.unique(np.fromiter(ranks, np.int64))
         if len(chosen) == 0 or chosen[0] < 0 or chosen[-1] >= len(graph.ranks):
@@ -76,7 +77,7 @@ def _events(played: Replayed, ranks: np.ndarray, critical: CriticalPath | None) 
 
 
 def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iterator[dict[str, Any]]:
-    """A process with the critical path as its one thread, and an arrow from each op on it to the next."""
+    """Yield a process with the critical path as its single thread, and an arrow from each op on it to the next."""
     graph = played.graph
     pid, tid = len(graph.ranks), len(graph.streams)
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": "critical path"}}
@@ -102,11 +103,11 @@ def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iter
             yield {"ph": "s", **arrow, **before}
             yield {"ph": "f", "bp": "e", **arrow, **place, "ts": from_s + 0.001 * (until_s - from_s)}
             number += 1
-        before = {**place, "ts": from_s + 0.999 * (until_s - from_s)}  # at its very end it is over
+        before = {**place, "ts": from_s + 0.999 * (until_s - from_s)}  # just before its end
 
 
 def _of_op(played: Replayed, op: int) -> Iterator[dict[str, Any]]:
-    """Its slice; before it one for its wait; the end of an arrow. Times in microseconds."""
+    """Yield an op's slice, preceded by its wait, and its end of an arrow. Times in microseconds."""
     graph = played.graph
     stream, op_type, transfer = int(graph.ops.stream[op]), int(graph.ops.op_type[op]), int(graph.ops.transfer[op])
     kind = Kind(graph.op_types.kind[op_type])

@@ -1,6 +1,6 @@
-"""The two priority queues of `calendar.py`, as kernels over its tables. The *agenda* holds the next moment of each item
-(streams, then ranks): a binary heap that knows where each item stands, so that a moment can be moved. The *line* of a
-stream holds the ops that are ready to take it: a pairing heap threaded through the table of ops.
+"""The two priority queues of `calendar.py`, as kernels over its tables. The *agenda* holds the next event time of each
+item (streams, then ranks): a binary heap that tracks each item's position, so that a time can be changed. The *line* of
+a stream holds the ops that are ready to run on it: a pairing heap threaded through the table of ops.
 """
 
 import numpy as np
@@ -8,11 +8,11 @@ import numpy as np
 from switchml.runtime.jit import kernel
 
 ITEM = np.dtype([("at_s", "f8"), ("place", "i4"), ("size", "i4")], align=True)
-"""An item's moment, and where in the heap it stands (−1: nowhere). `size` of item 0: how many stand there."""
+"""An item's event time, and its position in the heap (−1: not in it). `size` of item 0: number of items in the heap."""
 
 
 def empty_agenda(items: int) -> tuple[np.ndarray, np.ndarray]:
-    """(ITEM table, heap of item numbers) for that many items, none of which has a moment."""
+    """Return (ITEM table, heap of item numbers) for `items` items, none of which is in the heap."""
     table = np.zeros(items, ITEM)
     table["place"] = -1
     return table, np.zeros(items, np.int32)
@@ -20,7 +20,7 @@ def empty_agenda(items: int) -> tuple[np.ndarray, np.ndarray]:
 
 @kernel(forceinline=True)
 def put(items, heap, item, at_s):
-    """Give `item` the moment `at_s`, whether it had one or not."""
+    """Set the event time of `item` to `at_s`, inserting it if necessary."""
     place = items[item].place
     if place < 0:
         place = items[0].size
@@ -39,7 +39,7 @@ def put(items, heap, item, at_s):
 
 @kernel(forceinline=True)
 def take(items, heap):
-    """Remove and return the item with the earliest moment."""
+    """Remove and return the item with the earliest event time."""
     first = heap[0]
     items[first].place = -1
     items[0].size -= 1
@@ -50,7 +50,7 @@ def take(items, heap):
 
 @kernel(forceinline=True)
 def _sink(items, heap, item, place):
-    """Stand `item` at `place` or below, where no earlier one is under it."""
+    """Place `item` at `place` or below, so that no item under it is earlier."""
     at_s = items[item].at_s
     size = items[0].size
     child = 2 * place + 1
@@ -70,8 +70,8 @@ def _sink(items, heap, item, place):
 
 @kernel
 def join(ops, one, other):
-    """The first of two heaps made one; either may be −1. Before goes who has the higher priority, then who was ready
-    earlier (`start_s`), then who is first in the graph."""
+    """Merge two heaps and return the first op; either may be −1. Order: higher priority, then earlier ready time
+    (`start_s`), then position in the graph."""
     if one < 0:
         return other
     if other < 0:
@@ -90,8 +90,8 @@ def join(ops, one, other):
 
 @kernel
 def without_first(ops, first):
-    """The heap that is left when its first op is taken, −1 where none is."""
-    # Pair the children from the left, then join the pairs from the right.
+    """Remove a heap's first op and return the remaining heap, −1 if empty."""
+    # Pair the children from the left, then merge the pairs from the right.
     pairs, child = np.int32(-1), ops[first].child
     while child >= 0:
         second = ops[child].sibling

@@ -1,5 +1,5 @@
-"""The engine once more, in simpy and plain Python: processes, events and timeouts, written for reading. `calendar.py`
-states the rules. It is some hundred times slower and gives the same times; tests hold the compiled engines against it
+"""A reference engine in simpy and plain Python: processes, events and timeouts, written for readability. `calendar.py`
+states the rules. It is some hundred times slower and gives the same times; tests compare the compiled engines with it
 on random graphs.
 """
 
@@ -14,12 +14,12 @@ from emulator.jobs.workload.costs import NO_ROUTE, Costs
 from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Kind, Order
 
 LATE = 2
-"""A simpy priority below all that ends at a moment: streams choose, and rates change, after it."""
+"""A simpy priority below everything that ends at the same time: streams choose and rates change afterwards."""
 
 
 class Reference:
-    """One replay. After `run()`: `start_s`, `end_s` (ops,) and `transfer_start_s` (transfers,), NaN for what never
-    was."""
+    """A replay. After `run()`: `start_s`, `end_s` (ops,) and `transfer_start_s` (transfers,), NaN for what did not
+    happen."""
 
     def __init__(self, graph: Graph, costs: Costs, conditions: Conditions | None = None) -> None:
         self.graph, self.costs, self.conditions = graph, costs, conditions or Conditions()
@@ -49,15 +49,15 @@ class Reference:
                 self.members[transfer].append(op)
         self.missing = {transfer: len(members) for transfer, members in self.members.items()}
         self.is_busy = [False] * len(graph.streams)
-        self.in_line: list[tuple] = []  # (−priority, ready, op number, streams, what to start)
+        self.in_line: list[tuple] = []  # (−priority, ready, op number, streams, start function)
         self.is_late_due = False
-        self.slowing: defaultdict[int, int] = defaultdict(int)  # rank → how many are in progress
+        self.slowing: defaultdict[int, int] = defaultdict(int)  # rank → transfers in progress that slow it
         self.is_paused = [False] * len(graph.ranks)
-        self.alone: dict[int, Job] = {}  # op → what is left of it
-        self.moving: dict[int, Job] = {}  # transfer → what is left of it
+        self.alone: dict[int, Job] = {}  # op → its remaining work
+        self.moving: dict[int, Job] = {}  # transfer → its remaining bytes
 
     def run(self) -> float:
-        """Play to the end; returns the makespan in seconds."""
+        """Run to the end and return the makespan in seconds."""
         first = [op for op, waits in enumerate(self.waits) if waits == 0]
         for rank in range(len(self.graph.ranks)):
             self.env.process(self._rank(rank, [op for op in first if self.rank[op] == rank]))
@@ -90,7 +90,7 @@ class Reference:
             self._start_in_turn(self.members[transfer][0], op_type, streams, lambda: self._meet(transfer))
 
     def _start_in_turn(self, op: int, op_type: int, streams: list[int], start) -> None:
-        """At once, unless some of the streams choose what they take."""
+        """Start at once, unless some of the streams are in ready order."""
         chosen = [stream for stream in streams if self.chooses[stream]]
         if not chosen:
             start()
@@ -144,7 +144,7 @@ class Reference:
                 self._ready(after)
         self._later()
 
-    # After all that happens at a moment
+    # After all other events of a point in time
 
     def _later(self) -> None:
         if not self.is_late_due:
@@ -176,7 +176,7 @@ class Reference:
         return 1.0
 
     def _fair_rates(self) -> dict[int, float]:
-        """Transfer → bytes/s by progressive filling."""
+        """Return transfer → bytes/s by progressive filling."""
         if not self.moving:
             return {}
         links = self.costs.links
@@ -209,7 +209,7 @@ class Reference:
 
 
 class Job:
-    """An amount that shrinks at a speed which may change; calls `done` when nothing is left."""
+    """An amount of work that decreases at a variable speed; calls `done` at 0."""
 
     def __init__(self, reference: Reference, amount: float, speed: float, done) -> None:
         self.env, self.done = reference.env, done
@@ -228,7 +228,7 @@ class Job:
             self.done()
 
     def set_speed(self, speed: float) -> None:
-        """Go on at `speed` from now on."""
+        """Continue at `speed` from now on."""
         if speed == self.speed or self.version < 0:
             return
         passed = (self.env.now - self.since_s) * self.speed

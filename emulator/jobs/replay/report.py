@@ -1,4 +1,4 @@
-"""Tables for people: where the time goes, what is on the critical path."""
+"""Text tables of a replay: time by part, and the critical path."""
 
 import re
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ LONGEST = 10
 
 
 _NOISE = re.compile(r"\bvoid (?=\S)|\bat::native::|\(anonymous namespace\)::|\bstd::")
-"""What stands in the names of many kernels and distinguishes none."""
+"""Substrings that are common to many kernel names and distinguish none."""
 
 
 def operation_text(name: str, most: int = 0) -> str:
-    """A kernel's name without what does not distinguish it: its result, PyTorch's own namespaces, its parameters. Of
-    more than `most` characters (0: any number) the end becomes an ellipsis."""
+    """Return a kernel's name without its result type, PyTorch's own namespaces, and its parameters. If longer than
+    `most` characters (0: unlimited), it is cut with an ellipsis."""
     plain = _NOISE.sub("", name)
     if plain.endswith(")"):
         depth, at = 0, len(plain)
@@ -30,7 +30,7 @@ def operation_text(name: str, most: int = 0) -> str:
 
 
 def shares_table(what: str, rows: Sequence[tuple[str, float]], whole_s: float, title: str = "") -> Table:
-    """What, seconds, share of `whole_s`."""
+    """Return a table of names, seconds and shares of `whole_s`."""
     unit = TimeUnit([whole_s, *(seconds for _, seconds in rows)])
     table = Table([text(what), number("time", unit.name), number("share", "%")], title=title)
     for name, seconds in rows:
@@ -39,7 +39,7 @@ def shares_table(what: str, rows: Sequence[tuple[str, float]], whole_s: float, t
 
 
 def parts_table(parts: Parts, makespan_s: float) -> Table:
-    """Seconds of an average rank."""
+    """Return a table of an average rank's seconds by part."""
     rows = sorted(parts.mean().items(), key=lambda item: -item[1])
     table = shares_table("part", rows, makespan_s, "Where the time goes (average rank)")
     table.add()
@@ -51,7 +51,7 @@ def parts_table(parts: Parts, makespan_s: float) -> Table:
 
 
 def critical_table(path: CriticalPath) -> Table:
-    """The op types that the critical path spends most time in."""
+    """Return a table of the op types with the most time on the critical path."""
     op_types = list(path.by_op_type.items())
     rows, others = op_types[:LONGEST], op_types[LONGEST:]
     if others:

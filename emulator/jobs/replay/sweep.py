@@ -1,6 +1,6 @@
-"""The engine for jobs in which nothing competes: streams in program order and durations that are known. An op's start
-is then the latest end among what it waits for, in whatever order ops are looked at; so each stream runs ahead until
-something holds it up, and there is no event queue. `calendar.py` plays the rest.
+"""The engine for jobs without contention: streams in program order and known durations. An op's start is then the
+latest end of its predecessors, regardless of the order in which ops are processed; each stream therefore runs ahead
+until it is blocked, without an event queue. `calendar.py` replays all other jobs.
 """
 
 from typing import NamedTuple
@@ -13,25 +13,25 @@ from switchml.runtime.jit import kernel
 
 
 class State(NamedTuple):
-    """Where a sweep stands; every array is written by it."""
+    """State of a sweep; every array is updated by it."""
 
-    start_s: np.ndarray  # float64 (ops,): when an op took its stream; NaN: not yet
+    start_s: np.ndarray  # float64 (ops,): time at which an op took its stream; NaN: not yet
     end_s: np.ndarray  # float64 (ops,)
     transfer_start_s: np.ndarray  # float64 (transfers,): the last arrival so far
     transfer_last: np.ndarray  # int32 (transfers,): the op that arrived last
-    transfer_left: np.ndarray  # int32 (transfers,): members still to come
-    transfer_head: np.ndarray  # int32 (transfers,): first of the streams that are held up in it, −1: none
+    transfer_left: np.ndarray  # int32 (transfers,): members yet to arrive
+    transfer_head: np.ndarray  # int32 (transfers,): first of the streams blocked in it, −1: none
     op_head: np.ndarray  # int32 (ops,): first of the streams that wait for this op's end, −1: none
     stream_next: np.ndarray  # int32 (streams,): the next stream in either list
     following: np.ndarray  # int32 (ops,): the next op of the same stream, −1: none
-    cursor: np.ndarray  # int32 (streams,): the op that a stream is at
+    cursor: np.ndarray  # int32 (streams,): the current op of a stream
     clock_s: np.ndarray  # float64 (streams,): the end of its last op
-    stack: np.ndarray  # int32 (streams,): streams that can go on
-    depth: np.ndarray  # int64 (1,): how many of them
+    stack: np.ndarray  # int32 (streams,): runnable streams
+    depth: np.ndarray  # int64 (1,): number of streams on the stack
 
 
 def begin(graph: Graph, flat: Flat) -> State:
-    """The state before anything has run."""
+    """Return the initial state."""
     ops, streams, transfers = len(graph.ops), len(graph.streams), len(graph.transfers)
     following, cursor, members = _chains(graph.ops.stream, streams, graph.ops.transfer, transfers)
     runnable = np.flatnonzero(cursor >= 0)[::-1].astype(np.int32)
@@ -56,8 +56,8 @@ def begin(graph: Graph, flat: Flat) -> State:
 
 @kernel
 def _chains(stream, streams, transfer, transfers):
-    """int32 (ops,): each op's successor on its stream; int32 (streams,): each stream's first op; −1: none. int32
-    (transfers,): how many members each transfer has."""
+    """Return each op's successor on its stream, int32 (ops,); each stream's first op, int32 (streams,); −1: none; and
+    the number of members of each transfer, int32 (transfers,)."""
     following = np.empty(len(stream), np.int32)
     first = np.full(streams, -1, np.int32)
     members = np.zeros(transfers, np.int32)
@@ -71,7 +71,8 @@ def _chains(stream, streams, transfer, transfers):
 
 @kernel
 def run(budget, op_type, stream, transfer, dep_start, deps, stream_rank, op_type_s, transfer_s, flat, state):
-    """Run until nothing can, or about `budget` more ops have ended. Returns how many have."""
+    """Run until all streams are blocked or finished, or for about `budget` more ops. Return the number of ops that
+    ended."""
     ended = 0
     depth = state.depth[0]
     while depth and ended < budget:
@@ -144,7 +145,7 @@ def run(budget, op_type, stream, transfer, dep_start, deps, stream_rank, op_type
 
 @kernel(inline=True)
 def _wake(state, op, depth):
-    """Put the streams that wait for `op` on the stack, `depth` deep; returns its new depth."""
+    """Push the streams that wait for `op` onto the stack of size `depth`; return its new size."""
     waiting = state.op_head[op]
     while waiting >= 0:
         state.stack[depth] = waiting

@@ -1,5 +1,5 @@
-"""What the event engine plays, as tables of records that stand in memory together: ops, streams, transfers, ranks, and
-where each of them stands. `begin` makes them from a graph and its costs.
+"""State of the event engine as tables of contiguous records: ops, streams, transfers, ranks. `begin` builds them from a
+graph and its costs.
 """
 
 from typing import NamedTuple
@@ -14,15 +14,15 @@ from emulator.jobs.workload.graph import Graph, Kind, Order
 from switchml.runtime.jit import kernel
 
 IDLE, ALONE, LATENCY, MOVING, FOLLOWING = range(5)
-"""What a stream does: nothing, or an op that waits for its transfer; an op without a transfer; leading a transfer
-through its fixed time; leading it while bytes move; being in a transfer that another stream leads."""
+"""Phases of a stream: idle, or its op waits for its transfer; running an op without a transfer; leading a transfer in
+its fixed time; leading it while bytes move; in a transfer that another stream leads."""
 
 OP = np.dtype(
     [
-        ("start_s", "f8"),  # when it took its stream; of an op that stands in line, since when ready; NaN: not yet
+        ("start_s", "f8"),  # when it took its stream; of a queued op, when it became ready; NaN: not yet
         ("end_s", "f8"),  # NaN: not yet
-        ("after", "i8"),  # ops that wait for it: from here in `World.after` to where those of the next op begin
-        ("waits", "i4"),  # for how many ops it still waits
+        ("after", "i8"),  # its dependents: from here in `World.after` to where those of the next op begin
+        ("waits", "i4"),  # number of ops it still waits for
         ("following", "i4"),  # the next op on a stream in program order, −1: none
         ("stream", "i4"),
         ("op_type", "i4"),
@@ -35,14 +35,14 @@ OP = np.dtype(
 )
 STREAM = np.dtype(
     [
-        ("remaining", "f8"),  # seconds or bytes that are left of what runs, at `since_s`
+        ("remaining", "f8"),  # remaining seconds or bytes of the running op, at `since_s`
         ("since_s", "f8"),
-        ("speed", "f8"),  # how many of its seconds pass in one second
+        ("speed", "f8"),  # work seconds per second
         ("rank", "i4"),
-        ("running", "i4"),  # the op that holds it, −1: none
+        ("running", "i4"),  # the op that holds the stream, −1: none
         ("phase", "i4"),
-        ("line", "i4"),  # the op that is next in line, −1: none
-        ("parked", "i4"),  # first complete transfer that stands in line for it, −1: none
+        ("line", "i4"),  # first queued op, −1: none
+        ("parked", "i4"),  # first complete transfer queued for the stream, −1: none
         ("takes_ready", "i4"),  # whether its order is READY
         ("is_dirty", "i4"),  # whether it must choose
     ],
@@ -50,42 +50,42 @@ STREAM = np.dtype(
 )
 TRANSFER = np.dtype(
     [
-        ("start_s", "f8"),  # when it began; of one that stands in line, since when it is complete; NaN: not yet
-        ("fixed_s", "f8"),  # its time before bytes move, or all of it where it has no route
+        ("start_s", "f8"),  # when it began; of a queued one, when it became complete; NaN: not yet
+        ("fixed_s", "f8"),  # time before bytes move, or the whole duration without a route
         ("bytes", "f8"),
         ("limit", "f8"),  # bytes/s
         ("member", "i8"),  # its ops: from here in `World.member` to where those of the next one begin
-        ("last", "i4"),  # the member that came last
-        ("left", "i4"),  # members still to come
+        ("last", "i4"),  # the member that arrived last
+        ("left", "i4"),  # members yet to arrive
         ("route", "i4"),  # −1: none
         ("slows", "i4"),  # whether it slows compute
         ("priority", "i4"),
-        ("parked", "i4"),  # the next one that stands in line for the same stream
+        ("parked", "i4"),  # the next transfer queued for the same stream
     ],
     align=True,
 )
 RANK = np.dtype(
     [
-        ("first", "i8"),  # ops that wait for nothing: from here in `World.first`
+        ("first", "i8"),  # ops without dependencies: from here in `World.first`
         ("stream", "i8"),  # its streams: from here in `World.rank_stream`
-        ("pause", "i8"),  # −1 before it has begun, then twice the number of its next pause, and one more inside one
-        ("slowing", "i4"),  # in progress, of those that slow compute
+        ("pause", "i8"),  # −1 before its job begins, then twice the number of its next pause, plus 1 inside a pause
+        ("slowing", "i4"),  # transfers in progress that slow its compute
         ("is_changed", "i4"),  # whether its speed may have changed
     ],
     align=True,
 )
 OP_TYPE = np.dtype([("seconds", "f8"), ("is_slowed", "i4")], align=True)
-"""What an op takes alone, and whether communication slows it."""
+"""Duration of an op running alone, and whether communication slows it."""
 CHOICE = np.dtype([("ready_s", "f8"), ("who", "i4"), ("number", "i4"), ("priority", "i4")], align=True)
-"""What stands in line: `who` is an op, or −1 − a transfer; `number` the op by which it comes in the graph."""
+"""A queued entry: `who` is an op, or −1 − a transfer; `number` is the op that defines its position in the graph."""
 
 DIRTY, CHANGED, EVENTS, ENDED = range(4)
-"""Places in `World.counts`."""
+"""Indexes into `World.counts`."""
 
 
 class World(NamedTuple):
-    """Tables of what is played and where it stands; each has one record more than there are things, so that runs of
-    record i end where those of i + 1 begin."""
+    """Tables and state of a replay; each table has one extra record, so that runs of record i end where those of i + 1
+    begin."""
 
     ops: np.ndarray
     after: np.ndarray  # int32
@@ -101,7 +101,7 @@ class World(NamedTuple):
     dirty: np.ndarray  # int32 (streams,): streams that must choose
     changed: np.ndarray  # int32 (ranks,): ranks whose speed may have changed
     choices: np.ndarray  # CHOICE (streams + transfers,): what dirty streams choose from
-    choice_order: np.ndarray  # int32: places in it
+    choice_order: np.ndarray  # int32: indexes into `choices`
     counts: np.ndarray  # int64 (4,): dirty streams, changed ranks, events, ended ops
     now_s: np.ndarray  # float64 (1,)
 
@@ -109,8 +109,8 @@ class World(NamedTuple):
 def begin(
     graph: Graph, costs: Costs, flat: Flat, fixed_s: np.ndarray, route: np.ndarray, bytes: np.ndarray
 ) -> tuple[World, Sharing | None]:
-    """The tables before anything has run; no `Sharing` where no link is used. `fixed_s`, `route` and `bytes` are
-    (transfers,), noise included."""
+    """Return the initial tables, and `Sharing` if any link is used. `fixed_s`, `route` and `bytes` are (transfers,),
+    with noise applied."""
     count, streams, transfers, ranks = len(graph.ops), len(graph.streams), len(graph.transfers), len(graph.ranks)
     takes_ready = graph.streams.order == Order.READY
     kinds = graph.op_types.kind
@@ -180,8 +180,8 @@ def begin(
 
 @kernel
 def _link(ops, dep_start, deps, takes_ready):
-    """Fill in `waits` (the predecessor on a stream in program order counts), `following` and `after`; returns the
-    runs that `after` begins."""
+    """Fill in `waits` (including the predecessor on a stream in program order), `following` and `after`; return the
+    array that `after` indexes."""
     count = len(ops) - 1
     last = np.full(len(takes_ready), -1, np.int32)
     for op in range(count):
@@ -197,7 +197,7 @@ def _link(ops, dep_start, deps, takes_ready):
             last[stream] = op
     for op in range(count):
         ops[op + 1].after += ops[op].after
-    # Fill each run from its end; `after` of an op then stands where its run begins.
+    # Fill each run from its end; afterwards, `after` of an op is the start of its run.
     after = np.empty(len(deps), np.int32)
     for op in range(count - 1, -1, -1):
         for i in range(dep_start[op], dep_start[op + 1]):
@@ -211,7 +211,8 @@ def _link(ops, dep_start, deps, takes_ready):
 
 @kernel
 def grouped(label, count):
-    """Who has each label from 0 to count − 1, as runs: int64 (count + 1,), int32. Negative labels are left out."""
+    """Return the indexes with each label from 0 to count − 1, as runs: int64 (count + 1,), int32. Negative labels are
+    omitted."""
     start = np.zeros(count + 2, np.int64)
     for i in range(len(label)):
         if label[i] >= 0:

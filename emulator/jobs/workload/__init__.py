@@ -1,5 +1,4 @@
-"""A training job as a graph of operations: flat arrays that say what is done where and after what, not what it
-costs."""
+"""A training job as a graph of operations: flat arrays of ops, their placement and dependencies, without costs."""
 
 from switchml import lazy
 

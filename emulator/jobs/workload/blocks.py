@@ -1,6 +1,5 @@
 """The tensors of a transformer's blocks on one rank, operator by operator: a layer, the embedding, and the head with
-the loss. Sizes in bytes. Sharded over tensor-parallel ranks as Megatron-LM does (Korthikanti et al., MLSys 2023,
-figures 4 and 5).
+the loss. Sizes in bytes. Tensor-parallel sharding as in Megatron-LM (Korthikanti et al., MLSys 2023, figures 4 and 5).
 """
 
 from __future__ import annotations
@@ -14,27 +13,28 @@ from emulator.jobs.workload.models import Transformer
 from emulator.jobs.workload.tensors import loss_tensors, tensors
 
 STATISTICS_BYTES = 8.0
-"""Mean and reciprocal deviation that a norm keeps of a token; flash attention keeps 4 bytes of a token and head."""
+"""Mean and reciprocal standard deviation that a norm saves per token; flash attention saves 4 bytes per token and head.
+"""
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes of what a micro-batch's tokens have on one rank."""
+    """Bytes of a micro-batch's tensors on one rank."""
 
     element: int
     tokens: float
     whole: float
-    """The residual stream; with sequence parallelism a share of the tokens."""
+    """The residual stream; with sequence parallelism, for a share of the tokens."""
     gathered: float
-    """All tokens of it."""
+    """The residual stream of all tokens."""
     heads: float
-    """Queries, or the context, of this rank's heads."""
+    """Queries, or the attention output, of this rank's heads."""
     keys: float
-    """Keys, or values."""
+    """Keys, or values, of this rank."""
     inner: float
-    """Inside the MLP, of all experts that a token goes to."""
+    """MLP intermediate, for all experts of each token."""
     gradient: float
-    """Of a gradient of a parameter."""
+    """Gradient bytes per parameter."""
 
     @classmethod
     def of(cls, model: Transformer, job: Job) -> _Sizes:
@@ -57,21 +57,21 @@ class _Sizes:
 
 
 def gradient_bytes(job: Job) -> float:
-    """Of a gradient as backward writes it. What is sharded has the dtype of the gathered weights and is cast when it is
-    reduced; else gradients are added up in the dtype in which they travel. Frozen weights have none, and those of
-    adapters are too small to count here."""
+    """Bytes of a gradient element as written by the backward pass. Sharded gradients have the dtype of the gathered
+    weights and are cast when reduced; others are accumulated in the dtype in which they are reduced. Frozen weights
+    have none, and those of adapters are negligible."""
     if job.lora:
         return 0.0
     return float(job.element_bytes if job.zero >= 2 else max(job.gradient_bytes, job.element_bytes))
 
 
 def boundary_bytes(model: Transformer, job: Job) -> float:
-    """What a stage hands to the next one, of a micro-batch, on one rank."""
+    """Activations that a stage sends to the next, per micro-batch and rank."""
     return _Sizes.of(model, job).whole
 
 
 class _Layer:
-    """Writes the operators of a layer into a block."""
+    """Adds the operators of a layer to a block."""
 
     def __init__(self, model: Transformer, job: Job) -> None:
         self.model, self.job, self.how = model, job, tensors(model, job)
@@ -83,8 +83,8 @@ class _Layer:
         return self.block.add(x, size.whole, keeps="in", extra=size.statistics, weight=weight, part="pointwise")
 
     def product(self, x: int, size: float, parameters: float, *, from_whole: bool = False, is_qkv: bool = False) -> int:
-        """A linear layer. `from_whole`: its input is split over tokens; what is gathered of it is not kept, but
-        gathered again for the weights' gradient. Frozen weights without an adapter need no input again."""
+        """Add a linear layer. `from_whole`: its input is split over tokens; the gathered input is not saved, but
+        gathered again for the weight gradient. Frozen weights without an adapter do not need to save their input."""
         gathers = from_whole and self.job.sequence_parallel and not self.how.keeps_gathered
         scratch = self.size.gathered if gathers else 0.0
         weight = self.size.gradient * parameters
@@ -94,13 +94,13 @@ class _Layer:
         )
 
     def gathered(self, x: int) -> int:
-        """All tokens, where sequence parallelism has split them and the gathered tensor is kept."""
+        """Return all tokens, gathered where sequence parallelism has split them and the gathered tensor is saved."""
         if not (self.job.sequence_parallel and self.how.keeps_gathered):
             return x
         return self.block.add(x, self.size.gathered)
 
     def to_whole(self, x: int) -> int:
-        """Sums over tensor-parallel ranks: in place, or scattered over the tokens."""
+        """Sum over tensor-parallel ranks: in place, or scattered over the tokens."""
         return self.block.add(x, self.size.whole, part="scatter") if self.job.sequence_parallel else x
 
     def dropout(self, x: int, size: float) -> int:
@@ -132,12 +132,12 @@ class _Layer:
         return self.block.add((x, self.dropout(o, size.whole)), size.whole, passes=True)
 
     def rotated(self, x: int, size: float) -> int:
-        """By their positions: in fp32, and complex numbers of it."""
+        """Apply rotary embeddings: in fp32, as complex numbers."""
         scratch = 0.0 if self.how.fuses_rotary else 8.0 * size / self.size.element
         return self.block.add(x, size, scratch=scratch, scratch_back=scratch)
 
     def core(self, heads: tuple[int, ...]) -> int:
-        """Scores, softmax and context."""
+        """Add scores, softmax and attention output."""
         job, size, block = self.job, self.size, self.block
         if job.flash(self.model):
             statistics = 4.0 * size.tokens * self.model.heads / job.tp
@@ -157,9 +157,9 @@ class _Layer:
         return block.add((shares, *heads[-1:]), size.heads, keeps="in")
 
     def from_others(self) -> tuple[float, float]:
-        """What attention of a context-parallel rank has besides, forward and backward: another rank's keys and values
-        beside its own while the next ones come in; or those of all ranks at once, results in fp32 and, backward, keys'
-        and values' gradients as they are added up, as they leave and as they come in
+        """Additional scratch memory of context-parallel attention, forward and backward: another rank's keys and values
+        besides its own while the next ones are received; or those of all ranks at once, results in fp32 and, backward,
+        keys' and values' gradients as accumulated, sent and received
         (torch/distributed/tensor/experimental/_attention.py, _templated_ring_attention)."""
         size, ranks = self.size, self.job.cp
         if ranks == 1:
@@ -170,7 +170,7 @@ class _Layer:
         keys = size.heads if self.how.repeats_keys else size.keys
         gathered = 2.0 * (ranks + 1) * keys
         summed = exact * (size.heads + 6.0 * keys)
-        written = (1 + exact) * size.heads + 2.0 * keys  # FlashAttention-2 adds queries' gradients up in fp32
+        written = (1 + exact) * size.heads + 2.0 * keys  # FlashAttention-2 accumulates query gradients in fp32
         return gathered + (1 + 2 * exact) * size.heads, gathered + summed + written
 
     def mlp(self, x: int) -> int:
@@ -182,7 +182,7 @@ class _Layer:
         m = self.gathered(self.norm(x))
         is_routed = model.experts > 1
         if is_routed:
-            # Tokens are copied once for each expert that they go to.
+            # Tokens are copied once for each of their experts.
             chosen = model.experts_per_token * (size.whole if self.job.sequence_parallel else size.gathered)
             m = block.add(m, chosen, weight=size.gradient * model.hidden * model.experts, keeps="in")
         if not model.gated:
@@ -203,9 +203,10 @@ class _Layer:
 
 
 def layer(model: Transformer, job: Job) -> Block:
-    """One layer, checkpointed as the job asks: "selective" runs scores to context again (Korthikanti et al., section
-    5), "pointwise" norms and the MLP's activation (Megatron-Core's --recompute-modules layernorm moe_act), "full"
-    everything, "operators" everything but attention and every other product (torchtitan's selective_ac_option "op")."""
+    """Return one layer, checkpointed as in the job: "selective" recomputes scores to attention output (Korthikanti et
+    al., section 5), "pointwise" norms and the MLP's activation (Megatron-Core's --recompute-modules layernorm moe_act),
+    "full" everything, "operators" everything but attention and every other GEMM (torchtitan's selective_ac_option
+    "op")."""
     writer = _Layer(model, job)
     writer.mlp(writer.attention(0))
     block = writer.block
@@ -225,7 +226,7 @@ def layer(model: Transformer, job: Job) -> Block:
 
 
 def embedding(model: Transformer, job: Job) -> Block:
-    """Rows looked up and positions added. Its input, the tokens' numbers, counts nothing."""
+    """Return the embedding lookup and added positions. Its input, the token ids, counts as 0 bytes."""
     writer = _Layer(model, job)
     block = writer.block = Block([0.0])
     whole, gradient = writer.size.whole, writer.size.gradient
@@ -237,7 +238,7 @@ def embedding(model: Transformer, job: Job) -> Block:
 
 
 def head(model: Transformer, job: Job) -> Block:
-    """The last norm, the projection onto the vocabulary, and the loss."""
+    """Return the final norm, the projection to the vocabulary, and the loss."""
     writer = _Layer(model, job)
     block, size = writer.block, writer.size
     count = size.tokens * model.vocabulary / job.tp
@@ -255,7 +256,7 @@ def head(model: Transformer, job: Job) -> Block:
     elif loss.overwrites:
         block.add(exact, each, extra=4.0 * count, overwrites=True)
     elif job.tp > 1:
-        # Difference to the maximum and its exponential; in backward a sum, a product and what they are made of
+        # Difference to the maximum and its exponential; in backward a sum, a product and their operands
         # (torch/distributed/tensor/parallel/loss.py).
         block.add(exact, each, extra=4.0 * count, scratch=4.0 * count, scratch_back=8.0 * count)
     else:

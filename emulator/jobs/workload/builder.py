@@ -1,6 +1,6 @@
-"""Makes graphs: op by op for people and tests, and in blocks for generators. A generator builds the ops of one rank
-as arrays once and adds that block for every rank that does the same, with other streams and transfers; so 20 million
-ops are a thousand appends.
+"""Builds graphs: op by op for manual use and tests, and in blocks for generators. A generator builds the ops of one
+rank as arrays once and adds that block for every equivalent rank, with other streams and transfers, so that 20 million
+ops take a thousand appends.
 """
 
 import math
@@ -15,8 +15,8 @@ from switchml.errors import ConfigError
 
 
 class GraphBuilder:
-    """Collects the tables; `build()` returns the graph. Every `add_…` returns the number of what it added, or of the
-    first of several; numbers count up from 0."""
+    """Collects the tables; `build()` returns the graph. Every `add_…` method returns the number of the added record, or
+    of the first of several; numbers are consecutive from 0."""
 
     def __init__(self, job: str = "job") -> None:
         self._op_types: list[tuple[str, int, int, float, float, float, int, bool]] = []
@@ -35,13 +35,13 @@ class GraphBuilder:
     # Tables
 
     def add_rank(self, *, stage: int = 0, weight: float = 1.0, device: int | None = None) -> int:
-        """A rank; `weight` is how many of the real job it stands for, `device` its place in the cluster (default: its
-        own number)."""
+        """Add a rank; `weight` is the number of ranks of the real job that it represents, `device` its accelerator in
+        the cluster (default: its own number)."""
         self._ranks.append((stage, weight, 0, len(self._ranks) if device is None else device))
         return len(self._ranks) - 1
 
     def add_stream(self, rank: int, name: str = "compute", order: Order = Order.PROGRAM) -> int:
-        """A stream of `rank`."""
+        """Add a stream of `rank`."""
         if not 0 <= rank < len(self._ranks):
             raise ConfigError(f"stream {name!r} names rank {rank}, but there are {len(self._ranks)} ranks so far")
         self._streams.append((rank, name, int(order)))
@@ -59,7 +59,7 @@ class GraphBuilder:
         priority: int = 0,
         is_source: bool = False,
     ) -> int:
-        """An op type; asked for the same again, the number it had before. Fields as in `OpTypes`."""
+        """Add an op type, or return the number of an equal existing one. Fields as in `OpTypes`."""
         row = (name, int(kind), int(collective), float(flops), float(bytes), float(seconds), priority, is_source)
         key = (*row[:5], None if math.isnan(seconds) else seconds, *row[6:])
         if key not in self._op_type_numbers:
@@ -71,14 +71,14 @@ class GraphBuilder:
         return self._op_type_numbers[key]
 
     def add_group(self, ranks: Iterable[int], *, name: str = "", size: int | None = None) -> int:
-        """Ranks that meet. `size`: how many there are in the real job, where ranks are folded."""
+        """Add a group of ranks that communicate. `size`: number of ranks in the real job, where ranks are folded."""
         ranks = list(ranks)
         self._groups.append((name or f"group {len(self._groups)}", ranks, len(ranks) if size is None else size))
         return len(self._groups) - 1
 
     def add_transfers(self, op_type: int | np.ndarray, group: int | np.ndarray, count: int | None = None) -> int:
-        """Transfers of `group` and `op_type`, both one number or one a transfer; returns the first one's number, the
-        others follow it."""
+        """Add transfers of `group` and `op_type`, each a single number or one per transfer; return the number of the
+        first."""
         if count is None:
             count = max(np.size(op_type), np.size(group))
         for column, value in zip(self._transfers, (op_type, group), strict=True):
@@ -88,7 +88,7 @@ class GraphBuilder:
     # Ops
 
     def reserve(self, ops: int, deps: int) -> None:
-        """Room for so many ops and dependencies in all, so that blocks are written once, where they stay."""
+        """Allocate space for the total number of ops and dependencies, so that arrays need not grow."""
         self._deps.reserve(deps)
         for column in (*self._ops, self._dep_start):
             column.reserve(ops + 1)
@@ -102,7 +102,7 @@ class GraphBuilder:
         transfer: int = NO_TRANSFER,
         micro_batch: int = NO_MICRO_BATCH,
     ) -> int:
-        """One op, after the ops with the numbers `after`."""
+        """Add one op that depends on the ops `after`."""
         self._pending.append((stream, op_type, transfer, micro_batch, tuple(after)))
         self._op_count += 1
         return self._op_count - 1
@@ -116,8 +116,8 @@ class GraphBuilder:
         dep_start: np.ndarray,
         deps: np.ndarray,
     ) -> int:
-        """A block of ops, arrays as in `Ops`, but `deps` count from the block's first op (negative: before the block).
-        Returns the first op's number."""
+        """Add a block of ops, arrays as in `Ops`, except that `deps` are relative to the block's first op (negative:
+        before the block). Return the first op's number."""
         self._flush()
         first = self._op_count
         self._add((stream, op_type, transfer, micro_batch), dep_start[1:], deps, first)
@@ -125,7 +125,7 @@ class GraphBuilder:
         return first
 
     def _add(self, columns: Iterable[Any], dep_ends: np.ndarray, deps: np.ndarray, first: int) -> None:
-        """Ops behind those so far, whose `deps` count from op `first`; those of each op end at `dep_ends`."""
+        """Append ops whose `deps` are relative to op `first`; those of each op end at `dep_ends`."""
         before = len(self._deps)
         np.add(deps, first, out=self._deps.grow(len(deps)), casting="unsafe")
         np.add(dep_ends, before, out=self._dep_start.grow(len(dep_ends)))
@@ -133,7 +133,7 @@ class GraphBuilder:
             column.grow(len(values))[:] = values
 
     def _flush(self) -> None:
-        """Move ops that came one by one into the columns."""
+        """Move ops that were added one by one into the columns."""
         if not self._pending:
             return
         *columns, after = zip(*self._pending, strict=True)
@@ -142,10 +142,10 @@ class GraphBuilder:
         self._add(columns, ends, deps, 0)
         self._pending = []
 
-    # The whole
+    # Result
 
     def build(self) -> Graph:
-        """The graph so far; unchecked, see `checks.check`."""
+        """Return the graph so far; unchecked, see `checks.check`."""
         self._flush()
         double = np.float64
         column_types = (None, np.int8, np.int8, double, double, double, np.int32, np.bool_)
@@ -165,7 +165,7 @@ class GraphBuilder:
 
 
 class _Column:
-    """An array that grows at its end."""
+    """A growable array."""
 
     def __init__(self, dtype: type) -> None:
         self._room: np.ndarray = np.empty(0, dtype)
@@ -176,18 +176,18 @@ class _Column:
 
     @property
     def values(self) -> np.ndarray:
-        """All so far."""
+        """All entries so far."""
         return self._room[: self._count]
 
     def reserve(self, count: int) -> None:
-        """Have room for `count` entries in all."""
+        """Allocate space for `count` entries in total."""
         if count > len(self._room):
             room = np.empty(count, self._room.dtype)
             room[: self._count] = self.values
             self._room = room
 
     def grow(self, count: int) -> np.ndarray:
-        """So many more entries, to be written."""
+        """Append `count` uninitialized entries and return them."""
         if self._count + count > len(self._room):
             self.reserve(max(self._count + count, 2 * len(self._room)))
         self._count += count
@@ -195,7 +195,7 @@ class _Column:
 
 
 def _columns(records: list[tuple], types: tuple[type | None, ...]) -> list[Any]:
-    """The columns of a table: an array where it has a type, else a list."""
+    """Return the columns of a table: an array where it has a type, else a list."""
     columns = zip(*records, strict=True) if records else [()] * len(types)
     return [
         list(column) if kind is None else np.array(column, kind) for column, kind in zip(columns, types, strict=True)

@@ -1,6 +1,5 @@
-"""Finds what is wrong with a graph before time is spent on it: numbers out of range, dependencies in a circle, a
-collective without all its members, communication that nothing on its rank produces. The first problem is raised, with
-the names of the ops and ranks it concerns.
+"""Validates a graph before it is replayed: numbers out of range, cyclic dependencies, collectives with missing members,
+communication without a producer on its rank. The first problem is raised, with the names of the affected ops and ranks.
 """
 
 import numpy as np
@@ -10,11 +9,11 @@ from switchml.errors import GraphError
 from switchml.runtime.jit import kernel
 
 SHOWN = 5
-"""How many ops or ranks a message names before it only counts."""
+"""Maximum number of ops or ranks named in a message; the rest is counted."""
 
 
 def check(graph: Graph) -> None:
-    """Raise GraphError at the first thing that makes no sense."""
+    """Raise GraphError for the first inconsistency."""
     _check_numbers(graph)
     _check_acyclic(graph)
     _check_transfers(graph)
@@ -53,7 +52,7 @@ def _check_acyclic(graph: Graph) -> None:
     ops = graph.ops
     of_op = np.repeat(np.arange(len(ops), dtype=np.int32), np.diff(ops.dep_start))
     if np.all(ops.deps < of_op):
-        return  # each op stands behind what it waits for, and streams take ops as they stand: no circle
+        return  # every op comes after its dependencies, and streams run ops in order: no cycle
     stuck = np.flatnonzero(_left_over(ops.dep_start, ops.deps, ops.stream, graph.streams.order, len(graph.streams)))
     if len(stuck):
         names = _some(graph.op_name(op) for op in _circle(graph, stuck))
@@ -62,8 +61,8 @@ def _check_acyclic(graph: Graph) -> None:
 
 @kernel
 def _left_over(dep_start, deps, stream, order, streams):
-    """bool (ops,): what is never reached when ops are taken in the order of dependencies and of program-ordered
-    streams."""
+    """Return the ops that are unreachable in dependency order, including the order of program-ordered streams, bool
+    (ops,)."""
     count = len(stream)
     waits = np.zeros(count, np.int32)
     out_start = np.zeros(count + 2, np.int64)
@@ -109,7 +108,7 @@ def _left_over(dep_start, deps, stream, order, streams):
 
 
 def _circle(graph: Graph, stuck: np.ndarray) -> list[int]:
-    """Ops that wait for each other, found by walking from a stuck op to what holds it up until one comes again."""
+    """Return ops that wait for each other, found by walking from a stuck op to its blocker until an op repeats."""
     is_stuck = np.zeros(len(graph.ops), bool)
     is_stuck[stuck] = True
     op, seen = int(stuck[0]), []
@@ -135,8 +134,8 @@ def _check_transfers(graph: Graph) -> None:
             f"{what} has {came[transfer]} members, expected {expected[transfer]}"
             + (f"; no op of rank {_some(missing)}" if missing else "; a rank takes part twice")
         )
-    # As many members as ranks: they are the group's ranks when each (transfer, rank) is one of the group's and comes
-    # once.
+    # There are as many members as ranks: they are exactly the group's ranks if each (transfer, rank) pair belongs to
+    # the group and is unique.
     group = transfers.group[ops.transfer[members]].astype(np.int64)
     rank = graph.streams.rank[ops.stream[members]]
     in_groups = np.repeat(np.arange(len(groups)), np.diff(groups.start)) * len(graph.ranks) + groups.ranks

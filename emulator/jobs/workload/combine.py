@@ -1,4 +1,4 @@
-"""Graphs made of graphs: an op before an iteration, an iteration several times over, several jobs on one fabric."""
+"""Combines graphs: an op before an iteration, a repeated iteration, several jobs on one fabric."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ REFERENCES = {
     "transfers": {"op_type": "op_types", "group": "groups"},
     "ops": {"op_type": "op_types", "stream": "streams", "transfer": "transfers", "deps": "ops"},
 }
-"""Table → column → the table that its numbers count in; -1 is none."""
+"""Table → column → the table that its numbers index; -1 is none."""
 RUNS = {"groups": "start", "ops": "dep_start"}
-"""Table → column that says where each record's run of entries begins."""
+"""Table → column with the start of each record's run of entries."""
 
 
 def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -> tuple[Graph, Costs]:
-    """`graph` with an op of `seconds` on each rank before everything else, on a stream of its own. So a stall that was
-    found elsewhere (for samples, for a checkpoint) shows in the replay, its parts and its timeline."""
+    """Return `graph` with an op of `seconds` on each rank before everything else, on a separate stream, so that a stall
+    computed elsewhere (for samples, for a checkpoint) appears in the replay, its parts and its timeline."""
     ops, streams, op_types = graph.ops, graph.streams, graph.op_types
     ranks, count = len(graph.ranks), len(ops)
-    # What waits for nothing now waits for the new op of its rank: of a stream in program order its first op does, and
-    # the others stand behind that.
+    # Ops without dependencies now wait for the new op of their rank; on a stream in program order that is only the
+    # first op, as the others follow it.
     counts = np.diff(ops.dep_start)
     is_first = np.zeros(count, bool)
     is_first[np.unique(ops.stream, return_index=True)[1]] = True
@@ -68,12 +68,12 @@ def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -
 
 
 def repeat(graph: Graph, costs: Costs, times: int) -> tuple[Graph, Costs]:
-    """`graph` `times` times. Its ops are `times` blocks of as many, iteration by iteration; the last op of each rank in
-    a block is one of no duration that stands between iterations."""
+    """Return `graph` repeated `times` times. Its ops are `times` equal blocks, iteration by iteration; the last op of
+    each rank in a block has no duration and separates iterations."""
     graph, costs = delayed(graph, costs, "between iterations", Kind.DELAY, 0.0)
     ops, ranks, count, transfers = graph.ops, len(graph.ranks), len(graph.ops), len(graph.transfers)
     rank, last = _last(graph, count - ranks)
-    # In later blocks the op between iterations waits for all that is last on its rank in the block before.
+    # In later blocks the separating op waits for all final ops of its rank in the block before.
     counts = np.diff(ops.dep_start)
     later = counts.copy()
     later[count - ranks :] += np.bincount(rank, minlength=ranks)
@@ -92,8 +92,8 @@ def repeat(graph: Graph, costs: Costs, times: int) -> tuple[Graph, Costs]:
 
 
 def _last(graph: Graph, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(ranks, ops), by rank: of the first `count` ops the last on each stream in program order, and on others those
-    that nothing waits for."""
+    """Return (ranks, ops), by rank: of the first `count` ops, the last on each stream in program order, and on other
+    streams those without dependents."""
     stream = graph.ops.stream[:count]
     final = count - 1 - np.unique(stream[::-1], return_index=True)[1]
     final = final[graph.streams.order[stream[final]] == Order.PROGRAM]
@@ -107,8 +107,8 @@ def _last(graph: Graph, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs]:
-    """One graph with the ranks of all jobs, one after the other, and what it costs. `ranks.device` stays what it is:
-    place the jobs before. Fabrics must have the same links; a job without links shares none."""
+    """Return one graph with the ranks of all jobs in sequence, and its costs. `ranks.device` is unchanged: place the
+    jobs before. Fabrics must have the same links; a job without links shares none."""
     if not graphs or len(graphs) != len(costs):
         raise ConfigError(f"{len(graphs)} jobs with costs for {len(costs)}; expected at least one, and as many costs")
     names = [name for graph in graphs for name in graph.job_names]
@@ -135,14 +135,14 @@ def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs
 
 
 def _shifted(parts: Sequence[np.ndarray], counts: Sequence[int]) -> np.ndarray:
-    """int32: numbers into tables that now stand behind each other, of `counts` records; -1 stays what it is."""
+    """Return numbers adjusted to concatenated tables of `counts` records, int32; -1 is preserved."""
     first = np.cumsum(counts) - counts
     moved = [np.where(part < 0, part, part + at) for part, at in zip(parts, first, strict=True)]
     return np.concatenate(moved).astype(np.int32)
 
 
 def _joined_runs(starts: Sequence[np.ndarray]) -> np.ndarray:
-    """Where runs begin, of runs that now stand behind each other."""
+    """Return where runs begin in the concatenation of their tables."""
     return np.concatenate([[0], *(np.diff(start) for start in starts)]).cumsum().astype(np.int64)
 
 

@@ -1,6 +1,6 @@
-"""What a graph costs on a cluster, as plain arrays: the only thing the replay engine sees of machines. Ops alone on
-their rank have a duration by op type. A transfer takes a fixed time and then moves bytes over the links of its route,
-which it shares with whatever else uses them; without a route, its bytes have a rate of their own.
+"""Costs of a graph on a cluster, as plain arrays: the replay engine's only view of the hardware. Ops without a transfer
+have a duration by op type. A transfer takes a fixed time and then moves bytes over the links of its route, which it
+shares with other transfers; without a route, its bytes have their own rate.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from switchml.errors import GraphError
 
 @dataclass(frozen=True)
 class Links:
-    """Links and routes over them. Route r loads the links `link[start[r]:start[r + 1]]`; of a transfer's bytes, link i
-    of them carries `share[i]` times as many."""
+    """Links and routes over them. Route r loads the links `link[start[r]:start[r + 1]]`; the i-th of these entries
+    carries `share[i]` bytes per byte of the transfer."""
 
     link_name: list[str] = field(default_factory=list)
     link_bytes_per_s: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -33,7 +33,7 @@ class Links:
 
 NO_ROUTE = -1
 TRANSFER_COLUMNS = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
-"""The fields of `Costs` that have an entry for each transfer."""
+"""The fields of `Costs` with one entry per transfer."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Costs:
     op_type_s: np.ndarray
     """float64 (op types,): duration of an op without a transfer, in seconds; NaN where no such op exists."""
     transfer_fixed_s: np.ndarray
-    """float64 (transfers,): what a transfer takes besides moving its bytes: latencies, set-up."""
+    """float64 (transfers,): fixed part of the duration: latencies, set-up."""
     transfer_bytes: np.ndarray
-    """float64 (transfers,): what it moves."""
+    """float64 (transfers,): bytes moved."""
     transfer_bytes_per_s: np.ndarray
-    """float64 (transfers,): the most it could move with all links to itself; inf where only its route limits it."""
+    """float64 (transfers,): rate limit of the transfer itself; inf where only its route limits it."""
     transfer_route: np.ndarray
-    """int32 (transfers,), NO_ROUTE where it shares nothing."""
+    """int32 (transfers,), NO_ROUTE where it shares no link."""
     links: Links = field(default_factory=Links)
 
     @classmethod
     def of(cls, graph: Graph, op_type_s: np.ndarray, transfer_s: np.ndarray | None = None) -> Costs:
-        """Costs without links: transfers take `transfer_s` (default: `op_type_s` of theirs), whatever else
-        happens."""
+        """Return costs without links: transfers take `transfer_s` (default: the `op_type_s` of their op type),
+        regardless of others."""
         op_type_s = np.asarray(op_type_s, np.float64)
         if transfer_s is None:
             transfer_s = op_type_s[graph.transfers.op_type]
@@ -64,13 +64,13 @@ class Costs:
 
     @classmethod
     def of_kinds(cls, op_type_s: np.ndarray, kinds: Sequence[Cost], kind: np.ndarray) -> Costs:
-        """Costs without links: transfer i, of `len(kind)`, costs `kinds[kind[i]]`."""
+        """Return costs without links: transfer i, of `len(kind)`, costs `kinds[kind[i]]`."""
         table = np.array([(one.fixed_s, one.bytes, one.bytes_per_s) for one in kinds], np.float64).reshape(-1, 3)
         fixed_s, moved, rate = (column[kind] for column in table.T)
         return cls(op_type_s, fixed_s, moved, rate, no_routes(len(kind)))
 
     def check(self, graph: Graph) -> None:
-        """Raise GraphError unless everything that `graph` does has a cost."""
+        """Raise GraphError unless every op and transfer of `graph` has a cost."""
         if len(self.op_type_s) != len(graph.op_types):
             raise GraphError(f"costs are for {len(self.op_type_s)} op types, the graph has {len(graph.op_types)}")
         is_costed = (self.op_type_s >= 0) & np.isfinite(self.op_type_s)
@@ -91,5 +91,5 @@ class Costs:
 
 
 def no_routes(count: int) -> np.ndarray:
-    """NO_ROUTE for each of so many transfers; it takes no memory, and cannot be written."""
+    """Return NO_ROUTE for `count` transfers, as a read-only array without storage per entry."""
     return np.broadcast_to(np.int32(NO_ROUTE), count)

@@ -1,5 +1,5 @@
-"""What runs a model, as data: the kernels that an implementation launches around its matrix products, the cross entropy
-behind them, attention's kernel. Files: `data/implementations.toml`, `data/cross_entropy.toml`, `data/attention.toml`.
+"""Implementations of models, as data: the kernels that an implementation launches around its GEMMs, its cross entropy,
+and its attention kernel. Files: `data/implementations.toml`, `data/cross_entropy.toml`, `data/attention.toml`.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ DDP_BUCKET_BYTES = 25 * 2**20
 CONTEXT_HIDES = ("all", "first", "none")
 EXPERTS = ("grouped", "streams", "sequential")
 Sweeps = tuple[tuple[float, ...], ...]
-"""Kernels, one after the other: elements of an activation that each reads and writes, and bytes for each besides."""
+"""A sequence of kernels: elements read and written per element of an activation, and additional bytes per element."""
 
 
 @dataclass(frozen=True)
@@ -27,90 +27,92 @@ class Implementation:
     title: str
     source: str
     cross_entropy: str
-    """The model's own or the job's stands in its place."""
+    """Default, if neither the model nor the job specifies one."""
     norm: Sweeps
     norm_back: Sweeps
     residual: Sweeps
     residual_back: Sweeps
     branch_back: Sweeps
-    """Where the gradients of the MLP's branch join the residual's, if that is a kernel of its own."""
+    """Kernels that add the gradients of the MLP branch to those of the residual, if separate."""
     activation: Sweeps
-    """Inside the MLP, for each element of its width."""
+    """MLP activation, per element of the inner width."""
     activation_back: Sweeps
     gated: Sweeps
-    """The same with a gate."""
+    """Gated MLP activation, per element of the inner width."""
     gated_back: Sweeps
     clamped: Sweeps
-    """Besides, where what goes into it is clamped: by operators that one function starts one after the other."""
+    """Additional kernels of a gated activation with clamped input, launched by one function call."""
     clamped_back: Sweeps
     rotary: Sweeps
-    """On queries and keys."""
+    """Rotary embedding of queries and keys."""
     rotary_back: Sweeps
     turning: Sweeps
-    """The same where sines and cosines are scaled (YaRN), which fused kernels can't: on queries, and on keys."""
+    """Rotary embedding with scaled sines and cosines (YaRN), which fused kernels do not support: on queries, and on
+    keys."""
     turning_back: Sweeps
     repeated: Sweeps
-    """Where fewer heads have keys than queries, and the code copies keys and values for all of them: for each element
+    """Copies of keys and values where there are fewer key heads than query heads and the code expands them: per element
     read or written."""
     repeated_back: Sweeps
     context: Sweeps
-    """Copies between attention's core and its output projection."""
+    """Copies between the attention kernel and its output projection."""
     context_back: Sweeps
     handed: Sweeps
-    """Before a context-parallel ring's exchange, forward and backward, for each element of keys and values."""
+    """Before a context-parallel ring's transfer, forward and backward, per element of keys and values."""
     merged: Sweeps
-    """A context-parallel ring's steps after the first: what another part of the keys gives goes into the output, for
-    each of its elements."""
+    """Context-parallel ring steps after the first: merging the result for another part of the keys into the output, per
+    output element."""
     merged_back: Sweeps
-    """The same of the queries' gradients, at each step."""
+    """Merging the query gradients, at each ring step."""
     merged_keys_back: Sweeps
-    """And of the keys' and values'."""
+    """Merging the key and value gradients, at each ring step."""
     joined_back: Sweeps
-    """Gradients of queries, keys and values, before the product that made them."""
+    """Joining gradients of queries, keys and values before the backward GEMM of their projection."""
     embedding: Sweeps
     embedding_back: Sweeps
     weight_back: float
-    """Elements moved for each of a weight, where its gradient is added up by a kernel of its own."""
+    """Elements moved per weight element, where a separate kernel accumulates the weight gradient."""
     bias_back: float
-    """Elements moved for each output of a linear layer with a bias."""
+    """Elements moved per output element of a linear layer with a bias."""
     optimizer_bytes: dict[str, float]
-    """Memory traffic of a step for each parameter, by optimizer."""
+    """Memory traffic of an optimizer step per parameter, by optimizer."""
     context_gradient_bytes: int = 2
-    """Of a gradient of keys and values that a context-parallel ring hands on."""
+    """Bytes per key or value gradient that a context-parallel ring sends."""
     context_hides: str = "all"
-    """What of a ring's exchange hides behind attention: "all" that attention is long enough for, only what goes on
-    behind the "first" part of the keys, as where all are gathered at once, or "none"."""
+    """Ring transfers hidden behind attention: "all" that attention is long enough for, only those during attention on
+    the "first" part of the keys, as where all are gathered at once, or "none"."""
     experts: str = "grouped"
-    """Products of a rank's experts: "grouped", one kernel whose tiles are those of all experts, "streams", a kernel for
-    each, side by side, launched by a loop in C++, or "sequential", one after the other, each of which fills the device
-    by itself only with many tokens."""
+    """GEMMs of a rank's experts: "grouped", one kernel with the tiles of all experts; "streams", concurrent kernels,
+    one for each, launched by a loop in C++; or "sequential", in sequence, each of which fills the device only with many
+    tokens."""
     expert_bias: Sweeps = ()
-    """Where experts have biases that no product adds, for each element of what comes out of them: kernels of each
-    expert, but the last joins all."""
+    """Where a separate kernel adds the experts' biases, per element of the experts' output: kernels of each expert,
+    except the last, which joins all."""
     expert_bias_back: Sweeps = ()
     quantize_kernels: dict[str, int] = field(default_factory=dict)
-    """In fp8, mxfp8 and nvfp4, that quantize what goes into an expert's product, by architecture: with "streams", for
-    each expert."""
+    """Kernels that quantize the input of an expert's GEMM in fp8, mxfp8 and nvfp4, by architecture; with "streams", per
+    expert."""
     head_multiple: int = 1
-    """What a head's size has to be a multiple of for a fused kernel of attention; others keep scores in memory."""
+    """Head sizes that fused attention supports must be a multiple of this; others keep scores in memory."""
     routing_kernels: tuple[int, int] = (0, 0)
-    """Around the router's product, forward and backward: top-k, counts of tokens, index maps; each reads the logits."""
+    """Kernels around the router's GEMM, forward and backward: top-k, token counts, index maps; each reads the logits.
+    """
     dispatches: bool = False
-    """Whether DeepEP or HybridEP brings tokens to experts beyond a node of eight, unless a job says otherwise."""
+    """Whether DeepEP or HybridEP is the default dispatcher beyond a node of eight."""
     captures: bool = False
-    """Whether attention, router and counting are CUDA graphs where they do so: one launch each."""
+    """Whether attention, router and counting run as CUDA graphs with that dispatcher: one launch each."""
     gradient_bytes: dict[str, int] = field(default_factory=dict)
-    """Of a gradient that is added up and all-reduced, by precision, unless a job says otherwise; else those of a
-    weight, 2 in half precision. FSDP has its own."""
+    """Default bytes of a gradient when accumulated and all-reduced, by precision; if missing, those of a weight, 2 in
+    half precision. Not used with FSDP."""
     vocabulary_multiple: int = 1
-    """Columns of the projection onto the vocabulary on each tensor-parallel rank are padded to a multiple of."""
+    """Multiple to which each tensor-parallel rank's columns of the vocabulary projection are padded."""
     bucket_parameters: tuple[float, float] = (0.0, 0.0)
-    """In a bucket of gradients: so many, and so many for each data-parallel rank, whichever is more; zeros: DDP's
+    """Bucket size in parameters: the larger of a fixed number, and a number per data-parallel rank; zeros: DDP's
     `bucket_cap_mb`, DDP_BUCKET_BYTES."""
     stops_recomputing_early: bool = False
-    """Whether what a checkpointed layer needs for nothing but its result is not recomputed: the MLP's last product."""
+    """Whether recomputation of a checkpointed layer omits kernels needed only for its output: the MLP's last GEMM."""
     constants: dict[str, float] = field(default_factory=dict)
-    """In place of the built-in constants of software; a cluster's own come before them."""
+    """Overrides of the built-in constants; a cluster's own take precedence."""
 
     def __post_init__(self) -> None:
         datafile.check_name("context_hides", self.context_hides, CONTEXT_HIDES)
@@ -119,7 +121,7 @@ class Implementation:
 
 @cache
 def implementations() -> dict[str, Implementation]:
-    """By name."""
+    """Return the implementations by name."""
     path = DATA / "implementations.toml"
     tables: dict[str, Any] = {}
     for name, table in datafile.load(path).items():
@@ -130,7 +132,7 @@ def implementations() -> dict[str, Implementation]:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Memory traffic of the loss for each logit."""
+    """Memory traffic of the loss per logit."""
 
     title: str
     source: str
@@ -139,34 +141,34 @@ class CrossEntropy:
     forward_kernels: int
     backward_kernels: int
     is_fitted: bool = False
-    """Whether the bytes are shares of the constant `loss_bytes_per_logit`."""
+    """Whether the bytes are multiples of the constant `loss_bytes_per_logit`."""
 
 
 @cache
 def cross_entropies() -> dict[str, CrossEntropy]:
-    """By name."""
+    """Return the cross entropies by name."""
     return datafile.build_all(CrossEntropy, DATA / "cross_entropy.toml")
 
 
 UNFUSED = "unfused"
 FLASH = "flash"
-"""Name of the kernel in use today: FlashAttention-2."""
+"""Name of the default fused kernel: FlashAttention-2."""
 BLOCK = 128
-"""Queries that a block of FlashAttention's kernels takes, or keys backward (flash_fwd_launch_template.h,
+"""Queries (or keys, backward) per block of FlashAttention's kernels (flash_fwd_launch_template.h,
 flash_bwd_launch_template.h)."""
 WIDE_HEAD = 96
-"""From here on a padded head counts as one of 128; below, as one of 64."""
+"""Padded heads of at least this size use the rate for 128; smaller ones that for 64."""
 
 
 def attended(tokens: float, window: int = 0) -> float:
-    """Pairs of a query and a key that causal attention over so many tokens has: the sum of min(i, window) over the
-    i-th token, or half of all where no window is shorter."""
+    """Number of query-key pairs of causal attention over `tokens` tokens: the sum of min(i, window) over the i-th
+    token, or half of all without a shorter window."""
     return window * (tokens - (window - 1) / 2) if 0 < window < tokens else tokens**2 / 2
 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """A kernel that keeps scores on chip."""
+    """An attention kernel that keeps scores on chip."""
 
     title: str
     source: str
@@ -176,22 +178,23 @@ class AttentionKernel:
     narrow: float
     half_length: float
     heads: tuple[int, ...] = ()
-    """Sizes of heads that it is compiled for: others are computed as the next larger one; empty: any."""
+    """Head sizes that the kernel is compiled for: others are padded to the next larger one; empty: any."""
     architectures: tuple[str, ...] = ()
-    """Of accelerators that it is written for; empty: all."""
+    """Supported accelerator architectures; empty: all."""
 
     def padded(self, head: int) -> int:
-        """The size that a head is computed as."""
+        """Return the size to which a head is padded."""
         return next((size for size in self.heads if size >= head), head)
 
     def rates(
         self, device: Accelerator, name: str, precision: str, tokens: int, head: int, window: int = 0
     ) -> tuple[float, float]:
-        """FLOP/s forward and backward on causal sequences of so many tokens; neither the upper triangle counts, nor
-        what is outside of a sliding `window` (0: none), nor what pads a head. At most what a matrix product reaches.
-        Raises ConfigError where the kernel does not run.
+        """Return FLOP/s forward and backward on causal sequences of `tokens` tokens, not counting the upper triangle,
+        pairs outside a sliding `window` (0: none), or head padding. At most the rate of a GEMM. Raises ConfigError
+        where the kernel does not run.
 
-        With a window a query's keys are as few as in short sequences, and they end inside blocks on both sides."""
+        With a window, queries have as few keys as in short sequences, and the range ends inside blocks on both sides.
+        """
         if self.architectures and device.architecture and device.architecture not in self.architectures:
             raise ConfigError(
                 f"attention {name}: {self.title} runs on {' and '.join(self.architectures)}, {device.title} is "
@@ -201,7 +204,7 @@ class AttentionKernel:
         padded = self.padded(head)
         both *= (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
         is_windowed = 0 < window < tokens
-        length = 2 * attended(tokens, window) / tokens  # of a sequence whose mean query has as many keys
+        length = 2 * attended(tokens, window) / tokens  # of a sequence with the same mean number of keys per query
         both *= length / (length + self.half_length + (BLOCK if is_windowed else 0))
         most = device.matmul_share * device.peak(unquantized(precision))
         return min(both * self.forward, most), min(both * self.backward, most)
@@ -209,11 +212,11 @@ class AttentionKernel:
 
 @cache
 def attention_kernels() -> dict[str, AttentionKernel]:
-    """By name, with `flash` for the one in use today."""
+    """Return the kernels by name, with `flash` for the default."""
     read = datafile.build_all(AttentionKernel, DATA / "attention.toml")
     return {FLASH: read["fa2"], **read}
 
 
 def attention_names() -> tuple[str, ...]:
-    """All that a model or a job may name."""
+    """Return all names that a model or a job may use."""
     return (UNFUSED, *attention_kernels())

@@ -1,5 +1,5 @@
-"""A training job: which model, how it is split over how many accelerators, and what an iteration does. Refuses what
-makes no sense before any time is spent.
+"""A training job: the model's parallelism over accelerators, and the work of an iteration. Validates its options on
+construction.
 """
 
 from __future__ import annotations
@@ -30,86 +30,85 @@ PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd")
 LORA_TARGETS = ("qkv", "all")
 KEPT = " kept"
-"""Ends the name of a part of a layer that is not checkpointed, where others are."""
+"""Suffix of names of layer parts that are not checkpointed, where others are."""
 RANKS = Range(1, 1_000_000)
 
 
 @dataclass(frozen=True)
 class Job(Ranged):
-    """One job. Sizes are counts of accelerators, samples or tokens."""
+    """A job. Sizes are counts of accelerators, samples or tokens."""
 
     gpus: int = number(RANKS, 8)
     batch: int = number(Range(0, 100_000_000), 0)
-    """Samples of all accelerators in one iteration; 0: `micro_batch` for each data-parallel rank and, in a pipeline,
-    four for each stage."""
+    """Global batch in samples; 0: `micro_batch` for each data-parallel rank and, in a pipeline, four for each stage."""
     micro_batch: int = number(Range(1, 100_000_000), 1)
     sequence: int = number(Range(0, 100_000_000), 0)
-    """Tokens of a sample; 0: the model's own."""
+    """Tokens per sample; 0: the model's default."""
     tp: int = number(RANKS, 1)
     """Tensor-parallel ranks."""
     pp: int = number(Range(1, 10_000), 1)
     """Pipeline stages."""
     ep: int = number(RANKS, 1)
-    """Expert-parallel ranks, out of those of a stage: its tensor- and data-parallel ones, folded (`etp`)."""
+    """Expert-parallel ranks within a stage's tensor- and data-parallel ranks (see `etp`)."""
     etp: int = number(Range(0, 1_000_000), 0)
-    """Tensor-parallel ranks of an expert (Megatron's expert-tensor-parallel-size), a divisor of `tp`; 0: `tp` where the
+    """Tensor-parallel ranks per expert (Megatron's expert-tensor-parallel-size), a divisor of `tp`; 0: `tp` where the
     data-parallel ranks can be split over `ep`, else 1."""
     dispatcher: str = ""
-    """What brings tokens to their experts: "all-to-all", a copy of a token for each expert, for whose counts the host
-    waits in every layer; "flex" (DeepEP, HybridEP), one for each node, counted on the device; empty: as Megatron
-    Bridge's recipes, "all-to-all" inside a node of eight, else "flex" (Megatron-Core), and "all-to-all" elsewhere."""
+    """Expert dispatch: "all-to-all", a copy of a token for each expert, where the host waits for the counts in every
+    layer; "flex" (DeepEP, HybridEP), one copy for each node, counted on the device; empty: with Megatron-Core as in
+    Megatron Bridge's recipes, "all-to-all" inside a node of eight, else "flex"; otherwise "all-to-all"."""
     overlap_experts: bool = False
-    """Tokens travel to experts and back while another micro-batch is computed (Megatron's
+    """Whether expert dispatch overlaps with the compute of another micro-batch (Megatron's
     --overlap-moe-expert-parallel-comm)."""
     cp: int = number(RANKS, 1)
-    """Context-parallel ranks, each with a part of every sequence, out of the data-parallel ones."""
+    """Context-parallel ranks, each with a part of every sequence, taken from the data-parallel ranks."""
     cp_exchange: str = "ring"
-    """How they attend to each other's tokens: "ring" hands keys and values around while attention goes on (Liu et al.,
-    Ring Attention, 2023), "all-to-all" gives each rank all tokens of some heads (DeepSpeed-Ulysses, 2023)."""
+    """Context-parallel communication: "ring" circulates keys and values during attention (Liu et al., Ring Attention,
+    2023), "all-to-all" gives each rank all tokens of some heads (DeepSpeed-Ulysses, 2023)."""
     sequence_parallel: bool = False
     async_tp: bool = False
-    """Tensor-parallel exchanges go in pieces, each behind the product of the one before (PyTorch's async TP,
-    Transformer Engine's user buffers); needs sequence_parallel."""
+    """Whether tensor-parallel communication is split into pieces, each overlapped with the preceding piece's GEMM
+    (PyTorch's async TP, Transformer Engine's user buffers); needs sequence_parallel."""
     zero: int = number(Range(0, 3), 0)
-    """ZeRO stage: 1 shards optimizer states over data-parallel ranks, 2 gradients too, 3 weights too (FSDP)."""
+    """ZeRO stage: 1 shards optimizer states over data-parallel ranks, 2 also gradients, 3 also weights (FSDP)."""
     schedule: str = "1f1b"
     virtual_stages: int = number(Range(1, 10_000), 1)
     """Pieces of the model on each stage (interleaved)."""
     counts_embedding: bool = False
-    """The embedding counts as a layer where layers are split over stages, so that it may have one, or a piece, of its
-    own (Megatron's --account-for-embedding-in-pipeline-split)."""
+    """Whether the embedding counts as a layer when layers are split over stages, so that it may be a stage, or a piece,
+    by itself (Megatron's --account-for-embedding-in-pipeline-split)."""
     counts_loss: bool = False
-    """The same of the projection onto the vocabulary, with the loss (--account-for-loss-in-pipeline-split)."""
+    """Whether the vocabulary projection and loss count as a layer, likewise (--account-for-loss-in-pipeline-split)."""
     recompute: str = "none"
     recompute_every: int = number(Range(1, LAYERS.most), 1)
-    """Of the layers on a stage, every so many-th is checkpointed with `recompute` full, the others keep what they need
+    """With `recompute` full, every n-th layer of a stage is checkpointed, the others save their activations
     (torchtitan's selective_ac_option N: torchtitan/distributed/activation_checkpoint.py)."""
     lora: int = number(Range(0, 100_000), 0)
-    """Rank of the adapters that are trained in the place of weights (LoRA: Hu et al., 2021); 0: all weights are."""
+    """Rank of LoRA adapters that are trained instead of the weights (Hu et al., 2021); 0: all weights are trained."""
     lora_targets: str = "qkv"
-    """Which linear layers have one: "qkv", the products of queries, keys and values, or "all" of a layer."""
+    """Linear layers with adapters: "qkv", the query, key and value projections, or "all" of a layer."""
     precision: str = "fp16"
     optimizer: str = "adam"
     gradient_bytes: int = number(Range(1, 8), 2)
-    """Of one gradient on the wire and in memory."""
+    """Bytes per gradient on the wire and in memory."""
     allreduce: str = "auto"
     hierarchy: str = "auto"
-    """Who speaks to the network in all-reduces of gradients: one of `emulator.cluster.algorithms.HIERARCHIES`."""
+    """Hierarchy of gradient all-reduces: one of `emulator.cluster.algorithms.HIERARCHIES`."""
     bucket_bytes: float | None = number(Range(1, 1e15), None)
-    """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb); None: the implementation's rule."""
+    """Bucket size of gradient reduction (DDP's bucket_cap_mb); None: the implementation's default."""
     overlap: bool = True
-    """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
+    """Whether buckets are reduced during the backward pass, as in DDP and FSDP; False: after it, as Megatron-LM did."""
     fuse: bool = False
-    """Element-wise kernels between two products are one, as a compiler makes them (XLA, TorchInductor); for tables of
-    layers, whose kernels are counted."""
+    """Whether element-wise kernels between two GEMMs are fused, as compilers do (XLA, TorchInductor); for layer tables,
+    whose kernels are counted."""
     attention: str = ""
-    """"unfused", "flash" or a kernel of `data/attention.toml`; empty: the model's own."""
+    """Attention: "unfused", "flash" or a kernel of `data/attention.toml`; empty: the model's default."""
     implementation: str = ""
-    """What runs the model, of `data/implementations.toml`; empty: the model's own."""
+    """Implementation, from `data/implementations.toml`; empty: the model's default."""
     cross_entropy: str = ""
-    """Of `data/cross_entropy.toml`; empty: the model's own."""
+    """Cross entropy, from `data/cross_entropy.toml`; empty: the model's default."""
     fsdp: Sharding = field(default_factory=Sharding)
-    """How weights are sharded with `zero` 3."""
+    """Sharding of weights with `zero` 3."""
     name: str = "job"
 
     def __post_init__(self) -> None:
@@ -175,8 +174,8 @@ class Job(Ranged):
             )
 
     def _check_experts(self) -> None:
-        """Experts have groups of their own (Megatron-Core, parallel_state.py: etp x ep x expert-data-parallel ranks of
-        a stage)."""
+        """Validate the options of experts, which have separate groups (Megatron-Core, parallel_state.py: etp x ep x
+        expert-data-parallel ranks of a stage)."""
         if self.etp and self.tp % self.etp:
             raise ConfigError(f"etp {self.etp} is no divisor of the {self.tp} tensor-parallel ranks (tp)")
         if self.stage_ranks % (self.ep * self.expert_tp):
@@ -198,17 +197,17 @@ class Job(Ranged):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of weights are made in passes of their own."""
+        """Whether weight gradients are computed in separate passes."""
         return self.schedule == "zb-h1" and self.pp > 1
 
     @property
     def stage_ranks(self) -> int:
-        """Tensor- and data-parallel ones together."""
+        """Tensor- and data-parallel ranks of a stage together."""
         return self.gpus // self.pp
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share an expert."""
+        """Number of ranks that share an expert."""
         return self.etp or (self.tp if self.dp % self.ep == 0 else 1)
 
     @property
@@ -218,7 +217,7 @@ class Job(Ranged):
 
     @property
     def expert_span(self) -> int:
-        """Data-parallel ranks that an expert-parallel group lies across."""
+        """Number of data-parallel ranks that an expert-parallel group spans."""
         return -(-self.ep * self.expert_tp // self.tp)
 
     @property
@@ -228,30 +227,30 @@ class Job(Ranged):
 
     @property
     def replicas(self) -> int:
-        """Data-parallel ranks that have samples of their own."""
+        """Number of data-parallel ranks with different samples."""
         return self.dp // self.cp
 
     @property
     def global_batch(self) -> int:
-        """Samples an iteration."""
+        """Samples per iteration."""
         return self.batch or self.micro_batch * self.replicas * (4 * self.pp if self.pp > 1 else 1)
 
     @property
     def micro_batches(self) -> int:
-        """For each data-parallel rank."""
+        """Micro-batches per data-parallel rank and iteration."""
         return self.global_batch // (self.replicas * self.micro_batch)
 
     def sample_tokens(self, model: Model) -> int:
-        """Of a whole sample; 1 where a sample has no length."""
+        """Return the tokens of a whole sample; 1 for models without a sequence length."""
         return (self.sequence or model.sequence) if isinstance(model, Transformer) else 1
 
     def tokens(self, model: Model) -> int:
-        """Of a sample on one rank: context-parallel ranks share them."""
+        """Return the tokens of a sample on one rank: context-parallel ranks divide them."""
         return self.sample_tokens(model) // self.cp
 
     def pieces(self, model: Transformer, stage: int) -> list[range]:
-        """Layers of each piece of `stage`, from 0: where they don't divide evenly, the first pieces of the model have
-        one more, as the last one has the loss. Where embedding or loss count as layers, they do here, too."""
+        """Return the layers of each piece of `stage`, numbered from 0. If they don't divide evenly, the first pieces of
+        the model have one more, as the last one has the loss. Embedding and loss count as layers if so configured."""
         places = model.layers + self.counts_embedding + self.counts_loss
         each, more = divmod(places, self.pp * self.virtual_stages)
 
@@ -262,15 +261,15 @@ class Job(Ranged):
         return [range(start(piece), start(piece + 1)) for piece in range(stage, self.pp * self.virtual_stages, self.pp)]
 
     def piece_layers(self, model: Transformer, stage: int) -> list[int]:
-        """How many those are."""
+        """Return the number of layers of each piece of `stage`."""
         return [len(layers) for layers in self.pieces(model, stage)]
 
     def layers(self, model: Transformer, stage: int) -> int:
-        """Of `stage`, all its pieces."""
+        """Return the number of layers of `stage`, all pieces together."""
         return sum(self.piece_layers(model, stage))
 
     def parts(self, model: Transformer, stage: int) -> list[str]:
-        """What `stage` consists of, in the order of forward. "window": attention in a sliding window."""
+        """Return the names of the parts of `stage` in forward order. "window": sliding-window attention."""
         first = ["embedding"] if stage == 0 else []
         last = ["loss"] if stage == self.pp - 1 else []
         numbers = [layer for piece in self.pieces(model, stage) for layer in piece]
@@ -282,11 +281,12 @@ class Job(Ranged):
         return [*first, *layers, *last]
 
     def checkpoints(self, number: int) -> bool:
-        """Whether the layer `number` of a stage, from 0, is treated as `recompute` says; else it keeps all it needs."""
+        """Return whether layer `number` of a stage, from 0, is checkpointed as `recompute` specifies; otherwise it
+        saves all activations."""
         return (number + 1) % self.recompute_every == 0
 
     def part_parameters(self, model: Transformer) -> dict[str, float]:
-        """Of one rank, by name of a part. A last stage of its own holds a copy of a tied embedding."""
+        """Return the parameters of one rank by part. A separate last stage holds a copy of a tied embedding."""
         holds_copy = model.tied_embedding and self.pp > 1
         return {
             "attention": model.attention_parameters / self.tp,
@@ -297,8 +297,8 @@ class Job(Ranged):
         }
 
     def adapter_parameters(self, model: Transformer) -> dict[str, float]:
-        """Of one rank's adapters in a layer, by name of a part: two matrices of `lora` columns for each linear layer
-        that has one."""
+        """Return the adapter parameters of one rank in a layer by part: two matrices of rank `lora` for each linear
+        layer with an adapter."""
         qkv = model.hidden + model.query_width + 2 * model.key_width
         others = {"attention": 0, "mlp": 0}
         if self.lora_targets == "all":
@@ -308,52 +308,52 @@ class Job(Ranged):
         return {"attention": attention, "window": attention, "mlp": float(self.lora * others["mlp"])}
 
     def trained_parameters(self, model: Transformer) -> dict[str, float]:
-        """Of one rank, by name of a part: those that have gradients."""
+        """Return the trained parameters of one rank by part: those with gradients."""
         whole = self.part_parameters(model)
         return {**dict.fromkeys(whole, 0.0), **self.adapter_parameters(model)} if self.lora else whole
 
     def expert_parameters(self, model: Transformer) -> float:
-        """Of one rank, in a layer: those of the experts that tokens choose from."""
+        """Return the routed expert parameters of one rank in a layer."""
         return model.routed_parameters / (self.ep * self.expert_tp)
 
     def stage_expert_parameters(self, model: Transformer, stage: int) -> float:
-        """Of one rank of `stage`, those of experts; 0 without any."""
+        """Return the expert parameters of one rank of `stage`; 0 without experts."""
         return self.layers(model, stage) * self.expert_parameters(model) if model.experts > 1 else 0.0
 
     def sharded(self, dense: float, experts: float) -> float:
-        """What one rank has of so many parameters, or their gradients or optimizer states, where ZeRO shards them: each
-        over the ranks that hold the same."""
+        """Return one rank's share of these parameters (or their gradients or optimizer states) when sharded by ZeRO:
+        each over the ranks that hold the same."""
         return dense / (self.fsdp.group or self.dp) + experts / self.expert_dp
 
     def stage_parameters(self, model: Transformer, stage: int, *, trained: bool = False) -> float:
-        """Of one rank of `stage`, without adapters, or those that are `trained`."""
+        """Return the parameters of one rank of `stage`: all without adapters, or the `trained` ones."""
         of = self.trained_parameters(model) if trained else self.part_parameters(model)
         return sum(of[part.removesuffix(KEPT)] for part in self.parts(model, stage))
 
     @property
     def element_bytes(self) -> int:
-        """Of one activation or weight."""
+        """Bytes per activation or weight element."""
         return 4 if self.precision in ("fp32", "tf32") else 2
 
     def attention_kernel(self, model: Transformer) -> str:
-        """By name: "unfused", or one of `data/attention.toml`."""
+        """Return the attention kernel's name: "unfused", or one of `data/attention.toml`."""
         return self.attention or model.attention
 
     def flash(self, model: Transformer) -> bool:
-        """Whether scores stay on chip: where a kernel is named that does so, and takes the model's heads."""
+        """Return whether scores stay on chip: with a fused kernel that supports the model's head size."""
         return self.attention_kernel(model) != UNFUSED and self.fuses_heads(model)
 
     def fuses_heads(self, model: Transformer) -> bool:
-        """Whether fused attention of the implementation takes heads of this size."""
+        """Return whether the implementation's fused attention supports the model's head size."""
         return model.head % implementations()[self.implemented_by(model)].head_multiple == 0
 
     def implemented_by(self, model: Model) -> str:
-        """What runs `model`, by name."""
+        """Return the name of the implementation that runs `model`."""
         named = self.implementation or (model.implementation if isinstance(model, Transformer) else "")
         return named or ("torch" if self.zero == 3 else "megatron")
 
     def bucket_parameters(self, model: Model) -> float:
-        """In a bucket of gradients. Tables of layers are DDP's, unless the job names what runs them."""
+        """Return the bucket size in parameters. Layer tables use DDP's, unless the job specifies an implementation."""
         least, each_rank = (0.0, 0.0)
         if isinstance(model, Transformer) or self.implementation:
             least, each_rank = implementations()[self.implemented_by(model)].bucket_parameters
@@ -362,7 +362,7 @@ class Job(Ranged):
         return max(least, each_rank * self.dp)
 
     def fit(self, model: Model) -> None:
-        """Raise ConfigError unless `model` can be split as this job asks."""
+        """Raise ConfigError unless `model` can be split as specified."""
         if isinstance(model, LayerTable):
             for key in ("tp", "ep", "cp"):
                 if getattr(self, key) > 1:
@@ -419,9 +419,9 @@ class Job(Ranged):
 
     @property
     def recomputation(self) -> str:
-        """In words."""
+        """Recomputation option as text."""
         return self.recompute + (f", 1 layer in {self.recompute_every}" if self.recompute_every > 1 else "")
 
     def replace(self, **changes: Any) -> Job:
-        """A copy with other values, checked again."""
+        """Return a validated copy with changed values."""
         return dataclasses.replace(self, **changes)

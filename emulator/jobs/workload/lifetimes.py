@@ -1,6 +1,6 @@
-"""When a block of operators holds which bytes, as torch's eager autograd does: a tensor lives from the operator that
-writes it until the last one that needs it, in forward or in backward; a gradient until the operator before has used it.
-What the tensors of a transformer are is in `blocks.py`, what a whole training step consists of in `memory.py`.
+"""Memory use over time of a block of operators, as in torch's eager autograd: a tensor lives from the operator that
+writes it until the last one that needs it, in forward or in backward; a gradient until the preceding operator has used
+it. The tensors of a transformer are in `blocks.py`, a whole training step is in `memory.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KINDS = ("activations", "gradients", "temporary", "cached")
-"""What spans count apart: activations and their gradients; gradients of weights; gathered weights, copies that are
-reduced, and temporaries of the optimizer; and blocks of the allocator that are free, but fit no tensor that comes."""
+"""Categories of memory: activations and their gradients; weight gradients; gathered weights, copies for reduction, and
+optimizer temporaries; and free blocks of the allocator that fit no later tensor."""
 ACTIVATIONS, GRADIENTS, TEMPORARY, CACHED = range(4)
 Bytes = tuple[float, float, float, float]
 NOTHING: Bytes = (0.0, 0.0, 0.0, 0.0)
@@ -23,15 +23,15 @@ def _sum(one: Bytes, other: Bytes, times: float = 1.0) -> Bytes:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a step. Bytes by kind: what it adds for good, and what it has added at its highest point."""
+    """Memory of a part of a step, in bytes by category: net change, and peak relative to its start."""
 
     net: Bytes = NOTHING
     peak: Bytes = NOTHING
     held: float = 0.0
-    """The highest point of tensors alone, which may be another one than with what is cached."""
+    """Peak of tensors alone, which may occur at another time than the peak including cached blocks."""
 
     def then(self, *others: Span) -> Span:
-        """This one and others after it."""
+        """Return this span followed by others."""
         net, peak, held = self.net, self.peak, self.held
         for other in others:
             peak = max(peak, _sum(net, other.peak), key=sum)
@@ -40,7 +40,7 @@ class Span:
         return Span(net, peak, held)
 
     def times(self, count: float) -> Span:
-        """Itself `count` times in a row: its highest point is in the first or in the last of them."""
+        """Return this span repeated `count` times: the peak is in the first or the last repetition."""
         if count <= 0:
             return Span()
         before = _sum(NOTHING, self.net, count - 1)
@@ -49,7 +49,7 @@ class Span:
 
 
 def change(kind: int, size: float) -> Span:
-    """`size` bytes come, or go where it is negative."""
+    """Return a span that allocates `size` bytes, or frees them if negative."""
     sizes = [0.0] * len(KINDS)
     sizes[kind] = size
     net: Bytes = (sizes[0], sizes[1], sizes[2], sizes[3])
@@ -57,7 +57,7 @@ def change(kind: int, size: float) -> Span:
 
 
 class _Count:
-    """Bytes now, and at the highest point."""
+    """Current and peak bytes."""
 
     def __init__(self) -> None:
         self._now = [0.0] * len(KINDS)
@@ -80,29 +80,29 @@ class _Count:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: reads tensors and writes one. Tensors are numbers of a block; sizes in bytes."""
+    """An operator: reads tensors and writes one. Tensors are indexes into a block; sizes in bytes."""
 
     inputs: tuple[int, ...]
     output: int
     keeps: tuple[int, ...] = ()
-    """What its backward pass needs of them."""
+    """Tensors that the operator's backward pass needs."""
     extra: float = 0.0
-    """What it makes besides and keeps for backward: masks, statistics."""
+    """Additional output saved for backward: masks, statistics."""
     weight: float = 0.0
-    """The gradient of its weight."""
+    """Bytes of the gradient of the operator's weight."""
     scratch: float = 0.0
-    """There only while it runs in forward."""
+    """Temporary memory in forward."""
     scratch_back: float = 0.0
-    """There only while it runs in backward."""
+    """Temporary memory in backward."""
     passes: bool = False
-    """The gradient of each input is that of the output, not a copy (addition)."""
+    """Whether the gradient of each input is that of the output, not a copy (addition)."""
     overwrites: bool = False
-    """The gradient of its input is written over what it kept."""
+    """Whether the gradient of its input overwrites the saved tensor."""
     part: str = ""
 
 
 class _Gradient:
-    """The storage of a gradient, which several tensors may have in common."""
+    """Storage of a gradient, which several tensors may share."""
 
     def __init__(self, size: float) -> None:
         self.size, self.users = size, 1
@@ -110,18 +110,18 @@ class _Gradient:
 
 @dataclass
 class Block:
-    """Operators in the order of forward. Tensor 0 is its input, which the block before made and this one frees; its
-    last output is freed by the block after it. In backward, likewise, it frees the gradient of its output and leaves
+    """Operators in forward order. Tensor 0 is the input, which the preceding block allocates and this one frees; the
+    last output is freed by the following block. In backward, likewise, it frees the gradient of its output and leaves
     that of its input."""
 
     sizes: list[float]
     ops: list[Op] = field(default_factory=list)
     replayed: range = range(0)
-    """Operators that forward keeps nothing of, and that backward runs again (checkpointing)."""
+    """Operators whose tensors forward does not save, and that backward recomputes (checkpointing)."""
     stored: frozenset[int] = frozenset()
-    """Their outputs that are kept nevertheless, with what came besides."""
+    """Outputs of replayed operators that are saved nevertheless, including `extra`."""
     held: frozenset[int] = frozenset()
-    """Tensors that live until the block's forward pass ends, though no operator needs them."""
+    """Tensors that live until the end of the block's forward pass without being needed by an operator."""
 
     def add(
         self,
@@ -137,7 +137,7 @@ class Block:
         overwrites: bool = False,
         part: str = "",
     ) -> int:
-        """An operator's output. `keeps`: "in", "out", "in out", or tensors."""
+        """Add an operator and return its output. `keeps`: "in", "out", "in out", or tensors."""
         read = (inputs,) if isinstance(inputs, int) else tuple(inputs)
         self.sizes.append(size)
         output = len(self.sizes) - 1
@@ -147,7 +147,7 @@ class Block:
         return output
 
     def checkpoint(self, which: range | None = None, stored: Iterable[int] = ()) -> Block:
-        """Itself, with operators (default: all) that are run again in backward."""
+        """Mark operators (default: all) as recomputed in backward, and return the block."""
         self.replayed, self.stored = range(len(self.ops)) if which is None else which, frozenset(stored)
         return self
 
@@ -156,7 +156,7 @@ class Block:
         return self.ops[-1].output
 
     def _holds(self) -> list[int]:
-        """For each tensor, who needs it after the forward pass."""
+        """Return the number of users of each tensor after the forward pass."""
         holds = [0] * len(self.sizes)
         written = {self.ops[i].output for i in self.replayed}
         for i, op in enumerate(self.ops):
@@ -169,15 +169,15 @@ class Block:
 
     @property
     def kept(self) -> int:
-        """How many tensors wait for backward."""
+        """Number of tensors saved for backward."""
         return sum(map(bool, self._holds()))
 
     def _entering(self, written: set[int]) -> set[int]:
-        """What the replayed operators start from."""
+        """Return the tensors that the replayed operators start from."""
         return {tensor for i in self.replayed for tensor in self.ops[i].inputs} - written
 
     def forward(self) -> Span:
-        """From the block's input to its output."""
+        """Return the span from the block's input to its output."""
         count, holds = _Count(), self._holds()
         last_use = {tensor: i for i, op in enumerate(self.ops) for tensor in (*op.inputs, op.output)}
         last_use |= dict.fromkeys((self.output, *self.held), len(self.ops))
@@ -192,8 +192,8 @@ class Block:
         return count.span()
 
     def backward(self, accumulates: bool = False) -> Span:
-        """From the gradient of its output to that of its input. `accumulates`: gradients of weights are added to those
-        which are there, and are temporary; else they stay."""
+        """Return the span from the gradient of its output to that of its input. `accumulates`: weight gradients are
+        added to existing ones, and are temporary; otherwise they remain allocated."""
         count, holds = _Count(), self._holds()
         gradients = {self.output: _Gradient(self.sizes[self.output])}
 
@@ -206,7 +206,7 @@ class Block:
             before = gradients.setdefault(tensor, gradient)
             if before is gradient:
                 return
-            if before.users > 1:  # another tensor has it, too: torch adds up into a new one
+            if before.users > 1:  # shared with another tensor: torch adds up into a new one
                 count.add(before.size)
                 gradients[tensor] = _Gradient(before.size)
                 release(before)
@@ -243,7 +243,7 @@ class Block:
             count.add(-size)
 
     def _replay(self, count: _Count, holds: list[int]) -> None:
-        """Run the replayed operators again, until all that backward needs is there."""
+        """Recompute the replayed operators up to the last one that backward needs."""
         needed = [i for i in self.replayed if self.ops[i].keeps or self.ops[i].extra]
         again = [self.ops[i] for i in self.replayed if needed and i <= needed[-1]]
         starts = self._entering({self.ops[i].output for i in self.replayed}) | self.stored

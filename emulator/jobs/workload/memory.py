@@ -1,6 +1,5 @@
-"""What a job holds in the memory of each accelerator at the highest point of a step, so that a job which can't fit is
-refused before time is spent on it: the states of the weights, and on top of them a timeline of all tensors that a step
-allocates and frees (`lifetimes.py`, `blocks.py`).
+"""Peak memory of a job on each accelerator, so that a job that can't fit is refused early: the states of the weights,
+plus a timeline of all tensors that a step allocates and frees (`lifetimes.py`, `blocks.py`).
 """
 
 from __future__ import annotations
@@ -16,41 +15,41 @@ from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from emulator.jobs.workload.tensors import tensors
 
 STATE_BYTES = {"adam": 12.0, "sgd": 8.0}
-"""For each half-precision weight: master weight and two moments (Adam) or one (SGD with momentum) in fp32 (Rajbhandari
+"""Bytes per half-precision weight: master weight and two moments (Adam) or one (SGD with momentum) in fp32 (Rajbhandari
 et al., SC 2020, section 3.1)."""
 CONTEXT_BYTES = 0.5e9
-"""CUDA context and kernels: 0.36 to 0.49 GiB, in-use less reserved memory in torch's out-of-memory messages of jobs on
-one accelerator (TianheWu/CoSeR#10, huggingface/trl#3436)."""
+"""CUDA context and kernels: 0.36 to 0.49 GiB, the difference of in-use and reserved memory in torch's out-of-memory
+messages of jobs on one accelerator (TianheWu/CoSeR#10, huggingface/trl#3436)."""
 NCCL_BYTES = 1.0e9
-"""NCCL's channels and buffers: 0.7 to 1.2 GiB besides the context in such messages of jobs on 4 to 16 accelerators
-(awslabs/keys_values#92, wbfwonderful/Vad-R1#11, rwth-i6/returnn#1469)."""
+"""NCCL's channels and buffers: 0.7 to 1.2 GiB in addition to the context in such messages of jobs on 4 to 16
+accelerators (awslabs/keys_values#92, wbfwonderful/Vad-R1#11, rwth-i6/returnn#1469)."""
 FRAGMENTATION = 0.03
-"""What the caching allocator reserves beyond what is allocated at the peak, as a share of it: 1.0 to 7.0 %, on average
-3.0 %, in the `peak_allocated_MiB` and `peak_reserved_MiB` of six runs of nanotron/old_bench (Hugging Face, 2024)."""
+"""Memory that the caching allocator reserves beyond the allocated peak, as a share of it: 1.0 to 7.0 %, on average 3.0
+%, in the `peak_allocated_MiB` and `peak_reserved_MiB` of six runs of nanotron/old_bench (Hugging Face, 2024)."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest accelerator."""
+    """Memory by category on the fullest accelerator, in bytes."""
 
     weights: float
     gradients: float
-    """Of weights, as many of them as are there at the highest point."""
+    """Weight gradients present at the peak."""
     optimizer: float
     activations: float
-    """With their gradients."""
+    """Activations and their gradients."""
     temporary: float = 0.0
-    """Gathered weights of FSDP's units, copies on their way into a reduction, and what an optimizer's step needs."""
+    """Gathered weights of FSDP units, copies for reduction, and temporaries of the optimizer step."""
     workspace: float = CONTEXT_BYTES
     """CUDA's context and NCCL's buffers."""
     cached: float = 0.0
-    """Blocks that were freed and fit no tensor that comes."""
+    """Freed blocks that fit no later tensor."""
     allocated: float = 0.0
-    """What tensors hold at most (torch.cuda.max_memory_allocated), be it a moment earlier or later."""
+    """Peak of tensors (torch.cuda.max_memory_allocated), possibly at another time than that of the total."""
 
     @property
     def fragmentation(self) -> float:
-        """What torch's allocator has taken and no tensor uses."""
+        """Memory reserved by torch's allocator but not used by tensors."""
         return self.cached + FRAGMENTATION * self._tensors
 
     @property
@@ -59,7 +58,7 @@ class Memory:
 
     @property
     def reserved(self) -> float:
-        """What torch's allocator has taken (torch.cuda.max_memory_reserved)."""
+        """Memory reserved by torch's allocator (torch.cuda.max_memory_reserved)."""
         return self._tensors + self.fragmentation
 
     @property
@@ -67,15 +66,15 @@ class Memory:
         return self.reserved + self.workspace
 
     def parts(self) -> dict[str, float]:
-        """Name → bytes."""
+        """Return bytes by name of the part."""
         names = ("weights", "gradients", "optimizer", "activations", "temporary", "fragmentation", "workspace")
         return {name: getattr(self, name) for name in names}
 
 
 def memory(model: Model, job: Job) -> Memory:
-    """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last
-    one, whichever is more; or the second, where the embedding takes a layer's place on the first. Raises ConfigError
-    where the model can't be split as the job asks."""
+    """Return the memory of the fullest rank: on the first stage of a pipeline, with most micro-batches in flight, or
+    the last; or the second, where the embedding counts as a layer on the first. Raises ConfigError where the model
+    can't be split as specified."""
     job.fit(model)
     if isinstance(model, LayerTable):
         return max((_table_memory(model.part(stage), job, stage) for stage in range(job.pp)), key=lambda one: one.total)
@@ -84,7 +83,7 @@ def memory(model: Model, job: Job) -> Memory:
 
 
 def _table_memory(layers: LayerTable, job: Job, stage: int) -> Memory:
-    """`layers`: those of the stage."""
+    """Return the memory for `layers`, those of the stage."""
     waiting = sum(saved for saved, _ in _table_layers(layers, job)) * (in_flight(job, stage) - 1.0)
     step = change(ACTIVATIONS, waiting).then(_table_passes(layers, job))
     states, largest = _states(float(layers.parameters), job), float(layers.parameters_of.max())
@@ -93,7 +92,7 @@ def _table_memory(layers: LayerTable, job: Job, stage: int) -> Memory:
 
 @dataclass(frozen=True)
 class _States:
-    """Bytes that are there all the time."""
+    """Bytes allocated permanently."""
 
     weights: float
     gradients: float
@@ -101,10 +100,10 @@ class _States:
 
 
 def _states(parameters: float, job: Job, experts: float = 0.0) -> _States:
-    """Weights, gradients and optimizer states of `parameters` on one rank; ZeRO shards them over the data-parallel
-    ranks from the back: stage 1 optimizer states, 2 gradients, 3 weights (Rajbhandari et al., SC 2020, section 5).
-    Stage 3 is FSDP, which keeps weights and gradients in fp32 and has no other master weights. Gradients of one
-    micro-batch without buckets to reduce come and go with each step. `experts`: of the parameters, those of experts."""
+    """Return weights, gradients and optimizer states of `parameters` on one rank. ZeRO shards them over the
+    data-parallel ranks: stage 1 optimizer states, 2 also gradients, 3 also weights (Rajbhandari et al., SC 2020,
+    section 5). Stage 3 is FSDP, which keeps weights and gradients in fp32 without separate master weights. Gradients of
+    a single micro-batch without reduction buckets are temporary. `experts`: expert parameters among these."""
     weight, optimizer = float(job.element_bytes), STATE_BYTES[job.optimizer]
     if job.zero == 3 or weight == 4.0:
         weight, optimizer = 4.0, optimizer - 4.0  # the weight is its own master
@@ -114,14 +113,15 @@ def _states(parameters: float, job: Job, experts: float = 0.0) -> _States:
 
 
 def _gradients_stay(job: Job) -> bool:
-    """Whether their memory is there from the start of a step: buckets, sums over micro-batches, or what FSDP reduces
-    them into, which belongs to a stream of its own and serves no other (torch/distributed/fsdp/_fully_shard/
-    _fsdp_collectives.py, foreach_reduce)."""
+    """Return whether gradient memory is allocated from the start of a step: buckets, sums over micro-batches, or FSDP's
+    reduction output, which belongs to a separate stream and is not reused
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce)."""
     return job.micro_batches > 1 or job.dp > 1
 
 
 def _at_peak(states: _States, step: Span, largest: float, job: Job, optimizer: str) -> Memory:
-    """`step`: a forward and a backward pass. `largest`: elements of the largest weight."""
+    """Return the memory at the peak of `step`, a forward and a backward pass. `largest`: elements of the largest
+    weight."""
     stay = states.gradients if _gradients_stay(job) else 0.0
     whole = step.then(change(TEMPORARY, _update_bytes(states, largest, job, optimizer)))
     return Memory(
@@ -137,8 +137,9 @@ def _at_peak(states: _States, step: Span, largest: float, job: Job, optimizer: s
 
 
 def _update_bytes(states: _States, largest: float, job: Job, optimizer: str) -> float:
-    """What updating takes besides the states. Adam has copies for its denominator: two of one weight (torch.optim.adam,
-    _single_tensor_adam) or one of all (_multi_tensor_adam); master weights get gradients in their own precision."""
+    """Return temporary bytes of the optimizer step. Adam copies its denominator: two copies of one weight
+    (torch.optim.adam, _single_tensor_adam) or one of all (_multi_tensor_adam); master weights get gradients converted
+    to their precision."""
     every = states.weights / (4.0 if job.zero == 3 else job.element_bytes)
     copies, masters = (2.0, largest) if optimizer == "single" else (1.0, every)
     if optimizer == "fused":
@@ -166,8 +167,8 @@ def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
 
 
 def _reduces_by_unit(job: Job) -> bool:
-    """Whether a unit's gradient goes as soon as it is complete. In a pipeline it stays, like the gathered weights,
-    until all micro-batches are through (torchtitan, parallelize_llama.py, reshard_after_forward)."""
+    """Return whether a unit's gradient is freed as soon as it is complete. In a pipeline it remains, like the gathered
+    weights, until all micro-batches are done (torchtitan, parallelize_llama.py, reshard_after_forward)."""
     if job.zero == 3 and not job.fsdp.reduce_each and job.micro_batches > 1:
         return False
     return job.dp > 1 and job.zero >= 2 and job.pp == 1
@@ -175,12 +176,12 @@ def _reduces_by_unit(job: Job) -> bool:
 
 @dataclass(frozen=True)
 class _Unit:
-    """What is gathered and reduced as one: some layers, or all that is in none (FSDP's root). Bytes; 0 where nothing is
-    sharded."""
+    """A unit of gathering and reduction: some layers, or everything outside them (FSDP's root). Bytes; 0 without
+    sharding."""
 
     gathered: float = 0.0
     reduced: float = 0.0
-    """Gradients, copied to the dtype and layout that travel."""
+    """Gradients, copied to the dtype and layout of the reduction."""
 
     @classmethod
     def of(cls, parameters: float, job: Job) -> _Unit:
@@ -194,8 +195,8 @@ class _Unit:
         return change(TEMPORARY, times * self.gathered)
 
     def reduce(self, passed: Span, before: float) -> Span:
-        """After the backward pass `passed` its gradient is copied to be summed; the copy stays until the next one, as
-        that of the unit before did (`before`)."""
+        """Return the backward pass `passed` of a unit, followed by copying its gradient for reduction; the copy remains
+        until the next one replaces it, as it replaces that of the previous unit (`before`)."""
         if self.reduced:
             copied = change(TEMPORARY, -before).then(change(TEMPORARY, self.reduced))
             passed = passed.then(copied, change(GRADIENTS, -passed.net[GRADIENTS]))
@@ -203,30 +204,31 @@ class _Unit:
 
 
 def _reduced_bytes(job: Job) -> float:
-    """Of a gradient on its way into a reduction."""
+    """Return the bytes of a gradient copied for reduction."""
     return float(max(job.gradient_bytes, job.element_bytes))
 
 
 def _transient(layer: blocks.Block) -> float:
-    """What a layer's forward pass has at most, and does not keep."""
+    """Return the peak of temporary memory in a layer's forward pass."""
     there = layer.forward()
     return there.peak[ACTIVATIONS] - there.net[ACTIVATIONS]
 
 
 def _unshared(model: Transformer, job: Job) -> Job:
-    """With as many tokens a rank, but no context-parallel exchange: what that needs is one range at the end of torch's
-    expandable segment, which grows into the loss's tensors (torchtitan, run_llama_train.sh: expandable_segments)."""
+    """Return the job with equal tokens per rank, but no context-parallel communication, whose memory is one range at
+    the end of torch's expandable segment, which the loss's tensors reuse (torchtitan, run_llama_train.sh:
+    expandable_segments)."""
     return job.replace(cp=1, sequence=job.tokens(model), batch=0) if job.cp > 1 else job
 
 
 def _passes(model: Transformer, job: Job, stage: int) -> Span:
-    """Forward and backward of one micro-batch on a stage."""
+    """Return the span of forward and backward of one micro-batch on a stage."""
     parameters, count = job.part_parameters(model), job.layers(model, stage)
     of_layer = parameters["attention"] + parameters["mlp"]
     is_first, is_last = stage == 0, stage == job.pp - 1
     root = _Unit.of((parameters["embedding"] if is_first else 0.0) + (parameters["loss"] if is_last else 0.0), job)
     layers = _Layers(model, count, of_layer, job)
-    # FSDP2 gathers into a buffer in a stream of its own, whose memory serves no other.
+    # FSDP2 gathers into a buffer on a separate stream, whose memory is not reused elsewhere.
     copies = tensors(model, job).gathers_copy
     buffer = max(root.gathered, (1 + job.fsdp.prefetch) * layers.unit.gathered) if copies else 0.0
     entered, left = change(ACTIVATIONS, layers.boundary), change(ACTIVATIONS, -layers.boundary)
@@ -237,7 +239,7 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
     span = change(TEMPORARY, buffer).then(root.gather(), entered, layers.forward())
     if is_last:
         head = blocks.head(model, job)
-        # The allocator gives blocks whole or cuts them up: those of the layers are too small for the loss's tensors,
+        # The allocator reuses whole blocks or splits them: those of the layers are too small for the loss's tensors,
         # and half-precision logits leave one that only their gradient fits into.
         there = [one for one, layers in _layer_counts(model, job, stage) if layers]
         small = max((_transient(blocks.layer(model, _unshared(model, one))) for one in there), default=0.0)
@@ -249,7 +251,7 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
 
 
 class _Layers:
-    """A stage's layers, equal but for their checkpoints, in units."""
+    """A stage's layers, identical except for checkpointing, grouped in units."""
 
     def __init__(self, model: Transformer, count: int, parameters: float, job: Job) -> None:
         self.sums, self._job = self.sums_of(job), job
@@ -267,7 +269,7 @@ class _Layers:
         self.unit = _Unit.of(parameters * min(each, count), job)
 
     def _run(self, spans: list[Span], unit: int) -> Span:
-        """The layers of a unit, in the order of forward where `spans` are those of it, else in the opposite one."""
+        """Return the span of a unit's layers: in forward order if `spans` are forward passes, else in reverse."""
         first, count = sum(self._counts[:unit]), self._counts[unit]
         if len(spans) == 1:
             return spans[0].times(count)
@@ -276,11 +278,11 @@ class _Layers:
 
     @staticmethod
     def sums_of(job: Job) -> bool:
-        """Whether gradients of weights are added to those that are there."""
+        """Return whether weight gradients are added to existing ones."""
         return _gradients_stay(job) and not _reduces_by_unit(job)
 
     def forward(self) -> Span:
-        """Units are gathered ahead of the one that runs; the last ones stay until backward."""
+        """Return the forward span. Units are gathered ahead of the running one; the last ones remain until backward."""
         span, ahead, last = Span(), self._job.fsdp.prefetch, len(self._counts) - 1
         for i in range(len(self._counts)):
             coming = min(i + ahead, last) - (min(i - 1 + ahead, last) if i else -1)
@@ -290,7 +292,7 @@ class _Layers:
         return span
 
     def backward(self) -> Span:
-        """In reverse order."""
+        """Return the backward span, units in reverse order."""
         span, reduced, ahead, last = Span(), 0.0, self._job.fsdp.prefetch, len(self._counts) - 1
         for i in range(last, -1, -1):
             if self._reshards:
@@ -302,26 +304,27 @@ class _Layers:
 
 
 def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
-    """Bytes that a stage's layers keep of one micro-batch."""
+    """Return the bytes that a stage's layers save of one micro-batch."""
     if isinstance(model, LayerTable):
         return sum(saved for saved, _ in _table_layers(model.part(stage), job))
     return sum(layer_activations(model, one) * count for one, count in _layer_counts(model, job, stage))
 
 
 def _treated(job: Job) -> list[Job]:
-    """The job as its checkpointed layers have it, and where others are between them, as those do."""
+    """Return the job as it applies to checkpointed layers and, where only some layers are checkpointed, to the
+    others."""
     return [job, *([job.replace(recompute="none", recompute_every=1)] if job.recompute_every > 1 else [])]
 
 
 def _layer_counts(model: Transformer, job: Job, stage: int) -> list[tuple[Job, int]]:
-    """For each of these, how many layers of a stage."""
+    """Return the number of layers of a stage for each job of `_treated`."""
     layers = job.layers(model, stage)
     checkpointed = sum(map(job.checkpoints, range(layers)))
     return list(zip(_treated(job), (checkpointed, layers - checkpointed), strict=False))
 
 
 def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
-    """How many tensors those are."""
+    """Return the number of tensors that a stage's layers save of one micro-batch."""
     if isinstance(model, LayerTable):
         part = model.part(stage)
         return len(part.layer) if part.tensors_of is None else int(part.tensors_of.sum())
@@ -329,13 +332,14 @@ def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
 
 
 def in_flight(job: Job, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once, as multiples of what its own layers keep of one."""
+    """Return the peak number of micro-batches whose activations a stage holds, relative to one micro-batch of its own
+    layers."""
     if job.pp == 1:
         return 1.0
     if job.schedule == "gpipe":
         return float(job.micro_batches)
     if job.splits_backward:
-        # What gradients of weights need waits for them: on no stage more than 1F1B's first one has (Qi et al., 2024,
+        # Inputs of deferred weight gradients are held: on no stage more than on 1F1B's first one (Qi et al., 2024,
         # section 2.3).
         return float(min(job.micro_batches, job.pp))
     if job.schedule == "interleaved" and stage == 0:
@@ -345,16 +349,16 @@ def in_flight(job: Job, stage: int) -> float:
 
 
 def layer_activations(model: Transformer, job: Job) -> float:
-    """Bytes that one layer keeps of one micro-batch for the backward pass. With Megatron's operators that is
-    s b h (10 + 24/t + 5 a s / (h t)) and what sequence parallelism and recomputation leave of it (Korthikanti et al.,
-    MLSys 2023, table 2)."""
+    """Return the bytes that one layer saves of one micro-batch for the backward pass. With Megatron's operators: s b h
+    (10 + 24/t + 5 a s / (h t)), reduced by sequence parallelism and recomputation (Korthikanti et al., MLSys 2023,
+    table 2)."""
     layer = blocks.layer(model, job)
     return layer.forward().net[ACTIVATIONS] - layer.sizes[layer.output] + layer.sizes[0]
 
 
 def _table_passes(model: LayerTable, job: Job) -> Span:
-    """Forward and backward of a table of layers, each of them a unit. A layer's input and output, or their gradients,
-    are there while it runs."""
+    """Return the span of forward and backward of a layer table, each layer a unit. A layer's input and output, or their
+    gradients, exist while it runs."""
     units = [_Unit.of(float(count), job) for count in model.parameters_of]
     layers, sums = _table_layers(model, job), _Layers.sums_of(job)
     written = [0.0, *(out for _, out in layers)]
@@ -373,7 +377,7 @@ def _table_passes(model: LayerTable, job: Job) -> Span:
     count = len(layers)
     if job.recompute != "full":
         return Span().then(*map(forward, range(count)), *map(backward, reversed(range(count))))
-    # Checkpoints at every sqrt(layers)-th layer, and one run between two of them (Chen et al., 2016).
+    # Checkpoints at every sqrt(layers)-th layer, and one run recomputed between two of them (Chen et al., 2016).
     run = max(1, round(count**0.5))
     runs = [range(first, min(first + run, count)) for first in range(0, count, run)]
 
@@ -389,7 +393,7 @@ def _table_passes(model: LayerTable, job: Job) -> Span:
 
 
 def _table_layers(model: LayerTable, job: Job) -> list[tuple[float, float]]:
-    """Of each layer in bytes: what backward needs of it, and what it writes."""
+    """Return for each layer the bytes saved for backward, and the bytes written."""
     size = float(job.element_bytes * job.micro_batch)
     saved = model.elements_of if model.saved_of is None else model.saved_of
     return [(size * float(kept), size * float(out)) for kept, out in zip(saved, model.elements_of, strict=True)]

@@ -1,5 +1,5 @@
-"""Models as data: a transformer is its sizes, any other network a table of layers. Built-in ones are files in
-`data/models`; a user's file has the same form.
+"""Models as data: a transformer is described by its sizes, any other network by a table of layers. Built-in models are
+files in `data/models`; a user's file has the same form.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from switchml.errors import ConfigError
 from switchml.files import read_text
 
 AMOUNT = Range(0, 1e24)
-"""Of a layer: FLOPs, parameters, elements, nanoseconds."""
+"""Range of a layer's FLOPs, parameters, elements and nanoseconds."""
 WIDTH, WIDTH_OR_0 = Range(1, 10_000_000), Range(0, 10_000_000)
 FOLDER = Path(__file__).parent / "data" / "models"
 
 
 LAYERS = Range(1, 1000)
-"""As many as the deepest published transformer has (DeepNet, Wang et al. 2022). What a job leaves open is chosen among
+"""Depth limit: the deepest published transformer (DeepNet, Wang et al. 2022). Unspecified job options are chosen among
 hundreds of candidates, each costed layer by layer."""
 
 
 @dataclass(frozen=True)
 class Transformer(Ranged):
-    """A stack of equal layers between an embedding and a projection onto the vocabulary."""
+    """A stack of equal layers between an embedding and a vocabulary projection."""
 
     name: str
     title: str
@@ -42,55 +42,55 @@ class Transformer(Ranged):
     vocabulary: int = number(Range(1, 1_000_000_000))
     sequence: int = number(Range(1, 100_000_000))
     kv_heads: int = number(WIDTH_OR_0, 0)
-    """Heads of keys and values (grouped-query attention); 0: as many as `heads`."""
+    """Number of key and value heads (grouped-query attention); 0: same as `heads`."""
     ffn: int = number(WIDTH_OR_0, 0)
-    """Width inside the MLP; 0: four times `hidden`."""
+    """Inner width of the MLP; 0: four times `hidden`."""
     gated: bool = False
-    """Three matrices in the MLP in place of two (SwiGLU)."""
+    """Whether the MLP has three matrices instead of two (SwiGLU)."""
     experts: int = number(Range(1, 10_000), 1)
     experts_per_token: int = number(Range(1, 10_000), 1)
     expert_nodes: int = number(Range(0, 10_000), 0)
-    """The most nodes that a token's experts are on (DeepSeek-V3, 2024, section 2.1.2, "node-limited routing"); 0:
-    any."""
+    """Maximum number of nodes with a token's experts (DeepSeek-V3, 2024, section 2.1.2, "node-limited routing"); 0:
+    unlimited."""
     shared_experts: int = number(Range(0, 10_000), 0)
-    """Experts that every token goes to, besides the chosen ones."""
+    """Experts that process every token, in addition to the routed ones."""
     dense_layers: int = number(Range(0, LAYERS.most), 0)
-    """Layers without experts, with an MLP of `dense_ffn`. They are costed as the others are: in the models that have
-    any, a token goes through as many weights in both."""
+    """Number of layers without experts, with an MLP of `dense_ffn`. They are costed like the others: in the models that
+    have any, a token passes equally many weights in both."""
     dense_ffn: int = number(WIDTH_OR_0, 0)
     window: int = number(Range(0, 100_000_000), 0)
-    """Tokens that a query attends to in layers with a sliding window, its own among them (`sliding_window` in the
+    """Number of tokens, including itself, that a query attends to in sliding-window layers (`sliding_window` in the
     config.json of Hugging Face's models); 0: all before it."""
     full_every: int = number(Range(0, LAYERS.most), 0)
-    """Every so many-th layer attends to all tokens all the same (`sliding_window_pattern`; 2 where `layer_types`
-    alternate); 0: none does. Sinks, a learned logit a head, cost nothing: kernels start the sum of a softmax with
+    """With a window, every n-th layer attends to all tokens (`sliding_window_pattern`; 2 where `layer_types`
+    alternate); 0: none does. Sinks, a learned logit per head, cost nothing: kernels initialize the softmax sum with
     them."""
     head_size: int = number(WIDTH_OR_0, 0)
-    """Of a head's queries, keys and values; 0: `hidden` / `heads`."""
+    """Head size of queries, keys and values; 0: `hidden` / `heads`."""
     head_norms: bool = False
-    """Queries and keys are normalized, with weights of a head's size."""
+    """Whether queries and keys are normalized, with weights of the head size."""
     query_rank: int = number(WIDTH_OR_0, 0)
     kv_rank: int = number(WIDTH_OR_0, 0)
-    """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): queries, and keys with values, are made of latent
-    vectors so wide; 0: of the layer's input."""
+    """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): widths of the latent vectors from which queries,
+    and keys with values, are computed; 0: they are computed from the layer's input."""
     rotary_size: int = number(WIDTH_OR_0, 0)
-    """Of latent attention: what positions turn is apart, and so much longer are queries and keys."""
+    """Latent attention: size of the separate rotary part, which adds to the length of queries and keys."""
     scaled_rotary: bool = False
-    """Sines and cosines of positions are multiplied by a factor (YaRN's attention factor: Peng et al., 2023, section
-    3.4)."""
+    """Whether sines and cosines are scaled (YaRN's attention factor: Peng et al., 2023, section 3.4)."""
     clamped: bool = False
-    """What goes into the gated activation is clamped first (gpt-oss model card, 2025, section 2.2)."""
+    """Whether the input of the gated activation is clamped (gpt-oss model card, 2025, section 2.2)."""
     tied_embedding: bool = True
-    """The projection onto the vocabulary is the embedding again."""
+    """Whether the vocabulary projection shares the embedding's weights."""
     learned_positions: bool = True
     biases: bool = True
     attention: str = "unfused"
     """"unfused": scores are written to memory, as Megatron-LM did until 2022; "flash": they are not; or a kernel of
     `data/attention.toml`."""
     implementation: str = ""
-    """What runs it, of `data/implementations.toml`; empty: Megatron-LM, or torch where the job is sharded by FSDP."""
+    """Implementation, from `data/implementations.toml`; empty: Megatron-LM, or torch where the job is sharded by FSDP.
+    """
     cross_entropy: str = ""
-    """Of `data/cross_entropy.toml`; empty: the implementation's."""
+    """Cross entropy, from `data/cross_entropy.toml`; empty: the implementation's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,31 +121,31 @@ class Transformer(Ranged):
 
     @property
     def width(self) -> int:
-        """Inside the MLP."""
+        """Inner width of the MLP."""
         return self.ffn or 4 * self.hidden
 
     @property
     def head(self) -> int:
-        """Elements of a head."""
+        """Size of a head."""
         return self.head_size or self.hidden // self.heads
 
     def is_windowed(self, layer: int) -> bool:
-        """Whether `layer`, from 0, attends in a sliding window."""
+        """Return whether `layer`, from 0, uses sliding-window attention."""
         return self.window > 0 and not (self.full_every and (layer + 1) % self.full_every == 0)
 
     @property
     def query_width(self) -> int:
-        """Of queries without what positions turn, and of the context."""
+        """Width of all queries without the rotary part, and of the attention output."""
         return self.head * self.heads
 
     @property
     def key_width(self) -> int:
-        """Of keys, and of values."""
+        """Width of keys, and of values."""
         return self.head * self.key_heads
 
     @property
     def projections(self) -> int:
-        """Weights of one layer's attention that a token is multiplied with."""
+        """Weights of a layer's attention that a token is multiplied with."""
         h, q, k = self.hidden, self.query_width, self.key_width
         if not self.kv_rank:
             return 2 * h * q + 2 * h * k
@@ -154,7 +154,7 @@ class Transformer(Ranged):
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer, its two norms included."""
+        """Attention parameters of a layer, including its two norms."""
         biases = self.hidden + self.query_width + 2 * self.key_width if self.biases else 0
         norms = (4 if self.biases else 2) * self.hidden + self.query_rank + self.kv_rank
         return self.projections + biases + norms + (2 * self.head if self.head_norms else 0)
@@ -164,24 +164,24 @@ class Transformer(Ranged):
 
     @property
     def routed_parameters(self) -> float:
-        """Of a mean layer, the experts that tokens choose from, and their router."""
+        """Routed expert parameters of an average layer, including the router."""
         routed = self._mlp(self.width) * self.experts + (self.hidden * self.experts if self.experts > 1 else 0)
         return routed * (self.layers - self.dense_layers) / self.layers
 
     @property
     def mlp_parameters(self) -> float:
-        """Of a mean layer: all experts and their router, or the MLP of a layer without."""
+        """MLP parameters of an average layer: all experts and their router, or the MLP of a dense layer."""
         shared = self.shared_experts * self._mlp(self.width) * (self.layers - self.dense_layers)
         return self.routed_parameters + (shared + self.dense_layers * self._mlp(self.dense_ffn)) / self.layers
 
     @property
     def embedding_parameters(self) -> int:
-        """The embedding alone, positions included."""
+        """Embedding parameters, including positions."""
         return self.hidden * (self.vocabulary + (self.sequence if self.learned_positions else 0))
 
     @property
     def head_parameters(self) -> int:
-        """What the projection onto the vocabulary adds."""
+        """Additional parameters of the vocabulary projection."""
         return 0 if self.tied_embedding else self.hidden * self.vocabulary
 
     @property
@@ -191,9 +191,9 @@ class Transformer(Ranged):
         return round(whole)
 
     def flops_per_sample(self, sequence: int, skips_future: bool = False) -> float:
-        """Model FLOPs of forward and backward for one sequence, nothing recomputed; 2 a multiply-add. Causal attention
-        counts in full (Narayanan et al., SC 2021, appendix), or, with a kernel that `skips_future` tokens, what it
-        computes: half, or what is in the layers' windows."""
+        """Return the model FLOPs of forward and backward for one sequence, without recomputation; 2 per multiply-add.
+        Causal attention counts in full (Narayanan et al., SC 2021, appendix) or, with a kernel that `skips_future`
+        tokens, as computed: half, or the pairs within windows."""
         h, f = self.hidden, self.width
         mlp = (3 if self.gated else 2) * h * f * (self.experts_per_token + self.shared_experts)
         scores = 2 * self.query_width + self.heads * self.rotary_size
@@ -206,7 +206,7 @@ class Transformer(Ranged):
 
 @dataclass(frozen=True)
 class LayerTable:
-    """A network as a list of layers, in the order of forward. Arrays (layers,) float64."""
+    """A network as a list of layers in forward order. Arrays (layers,) float64."""
 
     name: str
     title: str
@@ -214,30 +214,30 @@ class LayerTable:
     layer: tuple[str, ...]
     parameters_of: np.ndarray
     flops_of: np.ndarray
-    """Forward, for one sample."""
+    """Forward FLOPs per sample."""
     elements_of: np.ndarray
-    """Activations written in forward, for one sample."""
+    """Activation elements written in forward, per sample."""
     kernels_of: np.ndarray
-    """Launched in forward."""
+    """Kernels launched in forward."""
     sparse_of: np.ndarray
-    """Of the gradient, the share of its 256-element blocks that are not zero; 1: dense."""
+    """Share of nonzero 256-element blocks of the gradient; 1: dense."""
     unit: str = "samples"
     forward_s: np.ndarray | None = None
-    """Measured, for one batch; None: to be computed."""
+    """Measured time per batch; None: computed from FLOPs and elements."""
     backward_s: np.ndarray | None = None
     saved_of: np.ndarray | None = None
-    """Elements that backward needs of a layer, for one sample, each counted once; None: as many as are written."""
+    """Elements saved for backward, per sample, each counted once; None: all that are written."""
     tensors_of: np.ndarray | None = None
-    """Tensors that those are in; None: one for each layer."""
+    """Number of saved tensors; None: one per layer."""
     stage_of: np.ndarray | None = None
-    """The pipeline stage that a layer is on, from 0, not decreasing; None: all are on one."""
+    """Pipeline stage of each layer, from 0, not decreasing; None: a single stage."""
 
     @property
     def stages(self) -> int:
         return 1 if self.stage_of is None else int(self.stage_of[-1]) + 1
 
     def part(self, stage: int) -> LayerTable:
-        """The layers of one stage."""
+        """Return the layers of one stage."""
         if self.stage_of is None:
             return self
         mine = np.flatnonzero(self.stage_of == stage)
@@ -251,7 +251,7 @@ class LayerTable:
         return int(self.parameters_of.sum())
 
     def flops_per_sample(self, sequence: int = 0, skips_future: bool = False) -> float:
-        """Forward, and twice as much backward."""
+        """Return the model FLOPs of forward, and twice as many for backward."""
         return 3.0 * float(self.flops_of.sum())
 
 
@@ -268,8 +268,8 @@ class _TableFile:
 
 @datafile.Remembered
 def load(name: str) -> Model:
-    """A built-in model by name, or a user's: a .toml file as those in `data/models`, or a .csv file of layers in the
-    format of SwitchML's dnn_benchmark."""
+    """Load a built-in model by name, or a user's: a .toml file like those in `data/models`, or a .csv file of layers in
+    the format of SwitchML's dnn_benchmark."""
     if name.endswith(".csv"):
         return read_dnn_benchmark(Path(name))
     path = datafile.find("model", name, FOLDER)
@@ -281,7 +281,7 @@ def load(name: str) -> Model:
 
 
 def models() -> list[str]:
-    """Names of the built-in models."""
+    """Return the names of the built-in models."""
     return datafile.names(FOLDER)
 
 
@@ -301,10 +301,9 @@ PIPELINE_COLUMNS = ("stage", "output_elements")
 
 
 def read_dnn_benchmark(path: Path) -> LayerTable:
-    """The CSV that SwitchML's dnn_benchmark reads (dev_root/benchmarks/dnn_benchmark in p4lang/p4app-switchML): a
-    layer a line, its elements and what its passes take on one batch. Two more columns make it a pipeline:
-    `stage`, which a layer is on, from 0, and `output_elements`, which it hands to the next one for a batch, here a
-    micro-batch."""
+    """Read the CSV format of SwitchML's dnn_benchmark (dev_root/benchmarks/dnn_benchmark in p4lang/p4app-switchML): one
+    layer per line, with its elements and the duration of its passes for one batch. Two additional columns make it a
+    pipeline: `stage`, from 0, and `output_elements`, sent to the next layer per batch, which is then a micro-batch."""
     layers, (_, numel, forward, backward, *pipeline) = _columns(path, DNN_COLUMNS[0], DNN_COLUMNS, PIPELINE_COLUMNS)
     nothing, one = np.zeros(len(layers)), np.ones(len(layers))
     stage, elements = pipeline or (None, nothing)
@@ -332,8 +331,8 @@ def read_dnn_benchmark(path: Path) -> LayerTable:
 def _columns(
     path: Path, label: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> tuple[list[str], np.ndarray]:
-    """The column `label` of a CSV file, and float64 (columns, rows) of the others. `optional`: read as well where the
-    file has all of them. Raises ConfigError."""
+    """Return the column `label` of a CSV file, and the other columns as float64 (columns, rows). `optional`: columns
+    read only if the file has all of them. Raises ConfigError."""
     reader = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
     try:
         rows = [(reader.line_num, row) for row in reader]

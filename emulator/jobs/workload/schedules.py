@@ -1,6 +1,6 @@
-"""In which order a pipeline stage takes its forward and backward passes. A schedule is an array (passes, 3) int32: 1
-for forward, 0 for backward or 2 for gradients of weights apart from it, micro-batch, and which of the stage's pieces of
-the model (0 without interleaving).
+"""Pipeline schedules: the order of a stage's forward and backward passes. A schedule is an array (passes, 3) int32: 1
+for forward, 0 for backward or 2 for separate weight gradients; micro-batch; and piece of the model on the stage (0
+without interleaving).
 """
 
 import numpy as np
@@ -11,24 +11,24 @@ WEIGHTS = 2
 
 
 def passes(job: Job, stage: int) -> np.ndarray:
-    """The order of `stage`. A message-driven stage (AxoNN) has none: it takes what has arrived; its order here is that
-    of 1F1B and only numbers the passes."""
+    """Return the order of passes of `stage`. A message-driven stage (AxoNN) runs passes in order of arrival; the order
+    returned for it is that of 1F1B and only numbers the passes."""
     count, stages = job.micro_batches, job.pp
     if job.schedule == "interleaved":
         return _interleaved(count, stages, job.virtual_stages, stage)
     number = np.arange(count)
     if job.schedule == "gpipe":  # all forward, then all backward in the opposite order (Huang et al., NeurIPS 2019)
         return np.concatenate([_passes(1, number, 0), _passes(0, number[::-1], 0)])
-    # Forward until the pipeline behind is full (PipeDream-flush; Narayanan et al., ICML 2021).
+    # Forward until the rest of the pipeline is full (PipeDream-flush; Narayanan et al., ICML 2021).
     order = _alternating(_passes(1, number, 0), _passes(0, number, 0), min(stages - stage - 1, count))
     return _apart(order, min(stage, count)) if job.splits_backward else order
 
 
 def _apart(order: np.ndarray, late: int) -> np.ndarray:
-    """ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 2.3; pytorch,
-    distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble): after each backward pass gradients of weights,
-    those of `late` micro-batches before, and at the end the others. Later stages, whose first backward pass comes
-    sooner, are later with them by as much."""
+    """Insert weight-gradient passes as in ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 2.3;
+    pytorch, distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble): after each backward pass those of the
+    micro-batch `late` before it, and the remaining ones at the end. Later stages, whose first backward pass is earlier,
+    delay them by more."""
     ends = np.cumsum(order[:, 0] == 0)
     made = _passes(WEIGHTS, np.arange(ends[-1] - late), 0)
     after = np.searchsorted(ends, np.arange(late + 1, ends[-1] + 1)) + 1
@@ -37,8 +37,8 @@ def _apart(order: np.ndarray, late: int) -> np.ndarray:
 
 
 def _interleaved(count: int, stages: int, pieces: int, stage: int) -> np.ndarray:
-    """As 1F1B, but in groups of `stages` micro-batches that go through one piece after the other (Narayanan et al., SC
-    2021, section 2.2; Megatron-LM, forward_backward_pipelining_with_interleaving)."""
+    """1F1B in groups of `stages` micro-batches that pass one piece after the other (Narayanan et al., SC 2021, section
+    2.2; Megatron-LM, forward_backward_pipelining_with_interleaving)."""
     total = count * pieces
     group, within = np.divmod(np.arange(total), stages * pieces)
     piece, place = np.divmod(within, stages)
@@ -54,7 +54,8 @@ def _passes(forward: int, micro_batch: np.ndarray, piece: int | np.ndarray) -> n
 
 
 def _alternating(forward: np.ndarray, backward: np.ndarray, warm: int) -> np.ndarray:
-    """`warm` forward passes, one backward after each of the other forward ones, then what is left."""
+    """Return `warm` forward passes, then the other forward passes alternating with backward ones, then the remaining
+    backward passes."""
     steady = len(forward) - warm
     pairs = np.stack([forward[warm:], backward[:steady]], axis=1).reshape(-1, 3)
     return np.concatenate([forward[:warm], pairs, backward[steady:]])

@@ -1,4 +1,4 @@
-"""Which tensors the code that trains a model makes, as data: `data/tensors.toml`, which says what the keys mean."""
+"""Tensors that implementations allocate, as data: `data/tensors.toml` documents the keys."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Tensors:
-    """Of an implementation; keys as in the file."""
+    """Tensors of an implementation; keys as in the file."""
 
     source: str
     dropout: bool
@@ -35,7 +35,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class LossTensors:
-    """Of a loss; keys as in the file."""
+    """Tensors of a loss; keys as in the file."""
 
     source: str
     to_fp32: bool
@@ -53,11 +53,11 @@ def _read(section: str, kind: type[Read]) -> dict[str, Read]:
 
 
 def tensors(model: Model, job: Job) -> Tensors:
-    """What the code makes that trains `model` in this job."""
+    """Return the tensors of the implementation that trains `model` in this job."""
     return _read("implementations", Tensors)[job.implemented_by(model)]
 
 
 def loss_tensors(model: Transformer, job: Job) -> LossTensors:
-    """What its loss makes."""
+    """Return the tensors of the job's loss."""
     named = job.cross_entropy or model.cross_entropy or implementations()[job.implemented_by(model)].cross_entropy
     return _read("losses", LossTensors)[named]

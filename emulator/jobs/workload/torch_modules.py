@@ -1,5 +1,5 @@
-"""Counts what a torch module does without running it: its forward pass on the meta device, where tensors have shapes
-and no values. FLOPs are torch's own count (torch.utils.flop_counter) of matrix products and convolutions.
+"""Counts the work of a torch module without running it: its forward pass on the meta device, where tensors have shapes
+but no values. FLOPs are torch's count (torch.utils.flop_counter) of GEMMs and convolutions.
 """
 
 import copy
@@ -19,11 +19,11 @@ VIEWS = re.compile(
     "view|_unsafe_view|reshape|t|transpose|permute|expand|unsqueeze|squeeze|slice|select|detach|alias|as_strided|split|"
     "split_with_sizes|chunk|unbind|flatten|unflatten"
 )
-"""Operators that launch no kernel."""
+"""Operators without a kernel launch."""
 
 
 def load(path: str) -> Any:
-    """The torch.nn.Module that `package.module:callable` makes, on the meta device. Raises ConfigError."""
+    """Return the torch.nn.Module constructed by `package.module:callable`, on the meta device. Raises ConfigError."""
     import torch
 
     module_name, _, attribute = path.partition(":")
@@ -41,7 +41,7 @@ def load(path: str) -> Any:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """ "3x224x224" → (3, 224, 224): of one sample, without the batch."""
+    """Parse a sample's shape without the batch: "3x224x224" → (3, 224, 224)."""
     try:
         sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError:
@@ -60,26 +60,26 @@ def count(
     title: str = "",
     batch: int = 2,
 ) -> LayerTable:
-    """A row for each submodule of a torch.nn.Module that has parameters or FLOPs of its own, in the order of forward;
-    what lies between them is counted to the one before. Parameters used twice count once.
+    """Return a row for each submodule of a torch.nn.Module with its own parameters or FLOPs, in forward order;
+    operators in between are attributed to the preceding row. Parameters used twice count once.
 
-    `shapes`: of the inputs, without the batch. `dtypes`: default float32. A batch of `batch` passes through, and all
+    `shapes`: of the inputs, without the batch. `dtypes`: default float32. The forward pass uses a batch of `batch`; all
     counts are for one sample. Raises ConfigError where the module can't take these inputs.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    # Before the copy moves to the meta device, which gives shared parameters a tensor each.
+    # Before the copy to the meta device, which gives shared parameters separate tensors.
     parameters_of = {
         part: [(id(p), p.numel()) for p in own.parameters(recurse=False)] for part, own in module.named_modules()
     }
     module = copy.deepcopy(module).to("meta")
     names = {id(part): part_name for part_name, part in module.named_modules()}
     owners: dict[int, str] = {}
-    # By part, in the order of forward: FLOPs, elements, kernels, saved elements, saved tensors.
+    # By part, in forward order: FLOPs, elements, kernels, saved elements, saved tensors.
     counts: dict[str, list[float]] = {}
-    saved: dict[int, Any] = {}  # storages that backward needs; weights are there anyway
+    saved: dict[int, Any] = {}  # storages that backward needs; weights are excluded
     weights = {p.untyped_storage()._cdata for p in module.parameters()}
     stack: list[str] = [""]
 
@@ -110,7 +110,7 @@ def count(
         if storage._cdata not in weights and storage._cdata not in saved and part:
             saved[storage._cdata] = storage
             counts[part][3] += storage.nbytes() / element
-            counts[part][4] += tensor.ndim > 1  # not what normalization keeps of a channel
+            counts[part][4] += tensor.ndim > 1  # excludes per-channel statistics of normalization
         return tensor
 
     def enter(part: Any, _: Any) -> None:
@@ -141,7 +141,7 @@ def count(
         raise ConfigError(f"{name} has no parameters and does nothing that can be counted")
     parameters = dict.fromkeys(counts, 0.0)
     for parameter, numel in {key: count for every in parameters_of.values() for key, count in every}.items():
-        # What no submodule of its own uses, a functional call does: counted to the last row.
+        # Parameters not owned by a submodule are used in a functional call: counted to the last row.
         parameters[owners.get(parameter, last())] += numel
     flops, elements, kernels, kept, tensors = np.array(list(counts.values())).T
     return LayerTable(

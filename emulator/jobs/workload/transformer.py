@@ -1,6 +1,6 @@
-"""What one layer of a transformer launches: matrix products and memory-bound kernels of forward and backward, as rows
-for `emulator.cluster.kernels`, and what tensor parallelism exchanges between them. Which kernels stand around the
-products is the implementation's (`implementations.py`): counted from its code, one row a kernel.
+"""Kernels of a transformer layer: GEMMs and memory-bound kernels of forward and backward, as rows for
+`emulator.cluster.kernels`, and tensor-parallel communication between them. The kernels around the GEMMs depend on the
+implementation (`implementations.py`): counted from its code, one row per kernel.
 """
 
 from dataclasses import dataclass
@@ -15,60 +15,60 @@ from emulator.jobs.workload.models import Transformer
 from emulator.jobs.workload.tensors import tensors
 
 HEAD_MULTIPLE = 8
-"""Heads of other sizes are copied into ones padded to a multiple, and the context out of them (flash_attn_interface.py,
-FlashAttnFunc; torch pads likewise, transformers/attention.cpp, pad_last_dim)."""
+"""Heads of other sizes are copied into ones padded to this multiple, and the output out of them
+(flash_attn_interface.py, FlashAttnFunc; torch pads likewise, transformers/attention.cpp, pad_last_dim)."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """What runs the layers of a job."""
+    """Implementation and kernel rates of a job's layers."""
 
     implementation: Implementation
     cross_entropy: CrossEntropy
     attention_traffic: float
-    """Memory traffic of the kernels on scores, over what their operands need once; of unfused attention."""
+    """Memory traffic of the kernels on scores of unfused attention, relative to reading their operands once."""
     attention_flops: tuple[float, float]
-    """FLOP/s of attention's kernel forward and backward, where scores stay on chip."""
+    """FLOP/s of the attention kernel forward and backward, where scores stay on chip."""
     window_flops: tuple[float, float]
-    """The same in layers with a sliding window."""
+    """FLOP/s of the attention kernel in sliding-window layers."""
     loss_bytes: float
-    """What the shares of a fitted cross entropy are shares of, in bytes a logit."""
+    """Unit of a fitted cross entropy's traffic, in bytes per logit."""
     quantize_kernels: int = 1
-    """In fp8, for what goes into an expert's product."""
+    """Kernels in fp8 that quantize the input of an expert's GEMM."""
 
 
 def _sweeps(kernels: Sweeps, elements: float, element: int, launches: float = 0.0) -> list[tuple[float, ...]]:
-    """Rows of kernels over an activation, or so many of each over parts of it."""
+    """Return rows of kernels over an activation, or of `launches` kernels each over parts of it."""
     return [memory((element * read_or_written + masks) * elements, launches) for read_or_written, masks in kernels]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Half a layer, or what stands before or after all layers: kernels (rows of `emulator.cluster.kernels`) and
-    exchanges."""
+    """Half a layer, or the part before or after all layers: kernels (rows of `emulator.cluster.kernels`) and
+    communication."""
 
     name: str
     forward: np.ndarray
     backward: np.ndarray
     recomputed: np.ndarray
-    """What selective recomputation runs a second time."""
+    """Kernels that selective recomputation repeats."""
     pointwise: np.ndarray
-    """Norm and activation, which pointwise recomputation runs a second time."""
+    """Norm and activation, which pointwise recomputation repeats."""
     unneeded: int = 0
-    """Kernels at the end of forward that only make the layer's result, which full recomputation may leave out."""
+    """Kernels at the end of forward that only compute the layer's output, which full recomputation may omit."""
     reduce_bytes: float = 0.0
     """All-reduced among tensor-parallel ranks after forward, and again after backward."""
     exchange_bytes: float = 0.0
     """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
     copies: int = 1
-    """Of a token in that."""
+    """Copies of a token in that."""
     looped: tuple[int, int] = (0, 0)
-    """Kernels forward and backward that loops over experts launch, besides one for each row."""
+    """Additional kernels, forward and backward, launched by loops over experts, beyond one per row."""
     captured: tuple[int, int] = (0, 0)
-    """Rows forward and backward that a CUDA graph holds, where layers with experts are captured in part."""
+    """Rows, forward and backward, inside a CUDA graph where layers with experts are partially captured."""
     context_bytes: tuple[float, float] = (0.0, 0.0)
-    """Of a context-parallel rank, forward and backward: its keys and values, and their gradients on the way back, as
-    often as they are handed on over one less than ranks; or all that goes into and out of attention."""
+    """Bytes of a context-parallel rank, forward and backward: its keys and values, plus their gradients backward,
+    scaled for one transfer more than the other ranks; or all inputs and outputs of attention."""
 
 
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
@@ -87,10 +87,10 @@ def _products(
     has_bias: bool = False,
     has_adapter: bool = False,
 ) -> tuple[tuple, tuple]:
-    """A linear layer (k in, m out) on n tokens, of each of `batch` experts: forward, and backward to inputs and
-    weights, with what adds up gradients. In fp8, mxfp8 and nvfp4 each operand is cast, and written transposed as well
-    for the other products (Transformer Engine, cast_transpose); in nvfp4 another kernel finds its maximum before
-    (NVFP4Quantizer)."""
+    """Return the forward and backward rows of a linear layer (k in, m out) on n tokens, for each of `batch` experts;
+    backward to inputs and weights, with gradient accumulation. In fp8, mxfp8 and nvfp4 each operand is cast, and also
+    written transposed for the other GEMMs (Transformer Engine, cast_transpose); in nvfp4 a separate kernel first
+    computes its maximum (NVFP4Quantizer)."""
     e, how, half = job.element_bytes, code.implementation, is_router
     if how.experts == "sequential" and batch > 1:
         each = _products(m, n, k, 1, job, code, has_bias=has_bias)
@@ -108,7 +108,7 @@ def _products(
             maximum = [memory(e * elements, launches)] if job.precision == "nvfp4" else []
             return [*maximum, memory((e + 2 * QUANTIZED_BYTES[job.precision]) * elements, launches)]
 
-        # Frozen weights are cast once and for all.
+        # Frozen weights are cast only once.
         weights = [] if job.lora else cast(batch * m * k, 0)
         forward = [*cast(batch * k * n, launches), *weights, *forward]
         backward = [*cast(batch * m * n, launches), *backward]
@@ -121,9 +121,9 @@ def _products(
 
 
 def _adapter(m: float, n: float, k: float, job: Job) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """LoRA's beside a linear layer: down to its rank and up, scaled and added, in half precision. The product down is
-    split over tensor-parallel ranks, and its few results gathered for nothing here (NVIDIA-NeMo/Megatron-Bridge,
-    peft/utils.py, ParallelLinearAdapter)."""
+    """Return the rows of a LoRA adapter next to a linear layer: projection down to its rank and up, scaled and added,
+    in half precision. The down projection is split over tensor-parallel ranks; gathering its small output is not costed
+    (NVIDIA-NeMo/Megatron-Bridge, peft/utils.py, ParallelLinearAdapter)."""
     e, rank, part = job.element_bytes, job.lora, job.lora / job.tp
     forward = [gemm(part, n, k, half=True, rows=(k,)), gemm(m, n, rank, half=True, rows=(rank,))]
     backward = [gemm(rank, n, m, half=True, rows=(rank, m)), for_weights(gemm(m, rank, n, half=True, rows=(rank, m)))]
@@ -133,7 +133,8 @@ def _adapter(m: float, n: float, k: float, job: Job) -> tuple[list[tuple[float, 
 
 
 def _queries(model: Transformer, tokens: float, k: float, job: Job, code: Code) -> tuple[tuple, tuple]:
-    """Queries, keys and values: one product; with latent attention one down, on every rank, and two up again."""
+    """Return the rows of the query, key and value projections: one GEMM; with latent attention one down, on every rank,
+    and two up."""
     h, t = model.hidden, job.tp
     if not model.kv_rank:
         wide = (model.query_width + 2 * k) / t
@@ -148,24 +149,25 @@ def _queries(model: Transformer, tokens: float, k: float, job: Job, code: Code) 
 
 
 def _context_bytes(queries: float, keys: float, job: Job, code: Code) -> tuple[float, float]:
-    """Of a segment, from a rank's elements of queries and of keys."""
+    """Return a segment's `context_bytes` from a rank's elements of queries and of keys."""
     e, how = job.element_bytes, code.implementation
     if job.cp_exchange == "all-to-all":
         both = e * (2 * queries + 2 * keys)
         return both, both
-    # Gradients come home with the last of as many steps as there are ranks.
+    # Gradients need as many steps as there are ranks to return to their own.
     back = max(e, how.context_gradient_bytes) * 2 * keys * job.cp / (job.cp - 1)
     return e * 2 * keys, e * 2 * keys + back
 
 
 def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segment:
-    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. A kernel that keeps scores on
-    chip skips what is outside of a sliding `window` of so many tokens (0: none); others compute it and mask it."""
+    """Return norm, query, key and value projections, scores, softmax, dropout, attention output, output projection and
+    residual. A kernel that keeps scores on chip skips pairs outside a sliding `window` (tokens; 0: none); others
+    compute and mask them."""
     how, traffic = code.implementation, code.attention_traffic
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     whole_s = job.sample_tokens(model)
     h, q, k = model.hidden, model.query_width, max(model.key_width, model.head * t)
-    keys = q if tensors(model, job).repeats_keys else k  # as attention's kernel takes them
+    keys = q if tensors(model, job).repeats_keys else k  # as used by the attention kernel
     tokens, head = b * s, model.head + model.rotary_size / 2
     whole = tokens * h / (t if job.sequence_parallel else 1)
     split = tokens * q / t
@@ -175,7 +177,7 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
     out, out_back = _products(h, tokens, q / t, 1, job, code, **kind)
     if job.flash(model):
         forward_flops, backward_flops = code.window_flops if window else code.attention_flops
-        seen = attended(whole_s, window) / whole_s  # keys of a mean query
+        seen = attended(whole_s, window) / whole_s  # average keys per query
         core = [at_rate(forward_flops, s, seen, 2 * head, heads)]
         core_back = [at_rate(backward_flops, s, seen, 5 * head, heads)]
         if model.head % HEAD_MULTIPLE:
@@ -190,8 +192,8 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
         core_back = [used] * 2 + [made] * 2
         core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
         if heads % 4:
-            # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
-            # to fp32, scale, mask, softmax, back (megatron/model/fused_softmax.py, forward_torch_softmax).
+            # Megatron's fused softmax requires multiples of 4 heads (batch times heads of a rank); otherwise it is six
+            # kernels, to fp32, scale, mask, softmax, back (megatron/model/fused_softmax.py, forward_torch_softmax).
             core += [memory(2 * e * scores)] * 5
             core_back += [memory(3 * e * scores)] * 4
     if not model.learned_positions:
@@ -224,8 +226,9 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
 
 
 def mlp(model: Transformer, job: Job, code: Code) -> Segment:
-    """Norm, up, activation, down, residual; with experts a router before and exchanges around them, tokens spread
-    evenly. Tensor-parallel ranks that don't share an expert (`etp`) each send their own part of the tokens."""
+    """Return norm, up projection, activation, down projection and residual; with experts also the router and dispatch,
+    tokens spread evenly. Tensor-parallel ranks that don't share an expert (`etp`) each send their own part of the
+    tokens."""
     how = code.implementation
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     h, f, tokens = model.hidden, model.width, b * s
@@ -261,7 +264,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     if not has_experts:
         return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), again, unneeded, reduced)
     routing, routing_back = _products(model.experts, tokens, h, 1, job, code, is_router=True)
-    # Sorted by rank and back; what has come in, by expert and back.
+    # Sorting by rank and back; sorting received tokens by expert and back.
     moves = [memory(2 * e * inner * h)] * (4 if job.ep > 1 and local > 1 else 2)
     small, small_back = ([memory(e * tokens * model.experts)] * count for count in how.routing_kernels)
     forward += [*routing, *small, *moves]
@@ -272,7 +275,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     loops = (looped(_rows(*forward)), looped(_rows(*backward))) if how.experts == "streams" else (0, 0)
     exchanged = e * inner * h / (sharing if job.sequence_parallel else 1) if job.ep > 1 else 0.0
     if job.ep > 1:
-        # What comes from other ranks is gathered by those that share an expert: a copy for each chosen expert
+        # Tokens from other ranks are gathered by the ranks that share an expert: a copy for each chosen expert
         # (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
         reduced = (e * inner * h if sharing > 1 else 0.0) + (reduced if model.shared_experts else 0.0)
     kernels = _rows(*forward), _rows(*backward), _rows(), again
@@ -281,7 +284,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
 
 
 def embedding(model: Transformer, job: Job, code: Code) -> Segment:
-    """Rows looked up, positions added, dropout; backward scatters."""
+    """Return embedding lookup, added positions and dropout; backward scatters."""
     how, elements = code.implementation, job.micro_batch * job.tokens(model) * model.hidden
     forward, backward = (
         _sweeps(kernels, elements, job.element_bytes) for kernels in (how.embedding, how.embedding_back)
@@ -292,7 +295,7 @@ def embedding(model: Transformer, job: Job, code: Code) -> Segment:
 
 
 def head(model: Transformer, job: Job, code: Code) -> Segment:
-    """Projection onto the vocabulary and the loss."""
+    """Return the vocabulary projection and the loss."""
     loss, tokens, h = code.cross_entropy, job.micro_batch * job.tokens(model), model.hidden
     multiple = code.implementation.vocabulary_multiple * job.tp
     share = -(-model.vocabulary // multiple) * multiple / job.tp

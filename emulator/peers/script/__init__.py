@@ -1,12 +1,12 @@
-"""A training script on GPUs that are not there: it runs unmodified, its tensors have shapes and no values, and what it
-puts on the device is costed.
+"""Runs training scripts for GPUs without any: the script runs unmodified, its tensors have shapes but no values, and
+its device work is costed.
 
-`session.py` puts it together (where to begin reading). `driver.py` makes torch take "cuda" for a device, `device.py`
-answers its operators (`shapes.py`: what goes in and comes out), `choices.py` and `cuda.py` what torch and scripts ask
-about it; `values.py` has the few values that scripts read. `clock.py` is the device's time, `costs.py` what operators
-take of it; `allocator.py` is its memory, `memory.py` what that is used for. `compiling.py` knows what torch.compile was
-asked for, `fusion.py` what it would make of that, and `following.py` plays it. `group.py` stands for other ranks, to
-which it sends on `channels.py`; `rendezvous.py` says when ranks that differ have come to a transfer. `launch.py` starts
-their processes (`processes.py`, `program.py`; `spawning.py` where the script would) and returns a `ScriptResult`
-(`result.py`), with one row for each rank that differs (`stages.py`).
+`session.py` puts it together (start reading there). `driver.py` makes torch accept "cuda" as a device, `device.py`
+implements its operators (`shapes.py`: their inputs and outputs), `choices.py` and `cuda.py` answer queries of torch and
+scripts about it; `values.py` provides the few values that scripts read. `clock.py` is the device's time, `costs.py` the
+operators' durations; `allocator.py` is its memory, `memory.py` attributes it. `compiling.py` records the use of
+torch.compile, `fusion.py` predicts its kernels, and `following.py` replays them. `group.py` represents other ranks,
+with point-to-point transfers on `channels.py`; `rendezvous.py` determines when ranks that differ arrive at a transfer.
+`launch.py` starts their processes (`processes.py`, `program.py`; `spawning.py` for scripts that spawn them) and returns
+a `ScriptResult` (`result.py`), with one row for each rank that differs (`stages.py`).
 """

@@ -1,12 +1,12 @@
-"""PyTorch's caching allocator in virtual memory: how much a job allocates and reserves, and where it runs out.
+"""PyTorch's caching allocator on virtual memory: allocated and reserved bytes of a job, and where it runs out.
 
-Rules and sizes: c10/cuda/CUDACachingAllocator.cpp. Requests are rounded to 512 bytes; up to 1 MiB they come from
-segments of 2 MiB, below 10 MiB from segments of 20 MiB, else from one of their own, rounded to 2 MiB. The smallest free
-block of the same stream that is large enough is taken and split where enough is left; neighbours that are free are
-joined. When the device is full, segments that are free as a whole go back to it.
+Rules and sizes: c10/cuda/CUDACachingAllocator.cpp. Requests are rounded to 512 bytes; up to 1 MiB they are served from
+segments of 2 MiB, below 10 MiB from segments of 20 MiB, else from a separate segment, rounded to 2 MiB. The smallest
+free block of the same stream that is large enough is used, and split if enough remains; adjacent free blocks are
+merged. When the device is full, entirely free segments are released.
 
-With `expandable_segments` each stream has one segment for small and one for large requests, which is mapped in pages of
-2 and 20 MiB: it grows by what a request lacks, and pages that are free as a whole go back.
+With `expandable_segments` each stream has one segment for small and one for large requests, mapped in pages of 2 and 20
+MiB: it grows by what a request needs, and entirely free pages are released.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGE_SEGMENT = 20 << 20
 OWN_SEGMENT = 10 << 20
 SEGMENT_ROUND = 2 << 20
 _APART = LARGE_SEGMENT << 24
-"""Addresses of an expandable segment: more than it ever has, in whole pages."""
+"""Address range of an expandable segment: larger than any use, in whole pages."""
 
 
 def _page(pool: tuple[bool, int]) -> int:
@@ -29,7 +29,7 @@ def _page(pool: tuple[bool, int]) -> int:
 
 
 class Full(Exception):
-    """No room for a request of `bytes`."""
+    """No space for a request of `bytes`."""
 
     def __init__(self, bytes: int):
         super().__init__(bytes)
@@ -38,19 +38,19 @@ class Full(Exception):
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment. `before`, `after`: its neighbours there."""
+    """A block of a segment. `before`, `after`: adjacent blocks."""
 
     address: int
     bytes: int
     pool: tuple[bool, int]
-    """Whether it is for small requests, and the stream."""
+    """(whether the pool is for small requests, stream)."""
     is_free: bool = False
     before: Block | None = None
     after: Block | None = None
 
 
 class Allocator:
-    """`capacity_bytes`: what the process may reserve."""
+    """The allocator of a process. `capacity_bytes`: the most that it may reserve."""
 
     def __init__(self, capacity_bytes: float, is_expandable: bool = False):
         self.capacity_bytes, self._is_expandable = capacity_bytes, is_expandable
@@ -59,10 +59,10 @@ class Allocator:
         self._free: dict[tuple[bool, int], list[tuple[int, int, Block]]] = {}
         self._next_address = 0
         self._last: dict[tuple[bool, int], Block] = {}
-        """At the end of expandable segments, by pool."""
+        """Last blocks of expandable segments, by pool."""
 
     def take(self, requested_bytes: int, stream: int = 0) -> Block | None:
-        """A block; None for nothing. Raises Full."""
+        """Allocate a block; None for 0 bytes. Raises Full."""
         if requested_bytes <= 0:
             return None
         size = -(-requested_bytes // ROUND) * ROUND
@@ -78,7 +78,7 @@ class Allocator:
         return block
 
     def give_back(self, block: Block | None) -> None:
-        """The block is free; it is joined with its neighbours that are."""
+        """Free a block and merge it with adjacent free blocks."""
         if block is None:
             return
         self.allocated_bytes -= block.bytes
@@ -101,7 +101,7 @@ class Allocator:
         self._list(block)
 
     def empty_cache(self) -> None:
-        """Give segments without a block in use, of expandable ones pages, back to the device."""
+        """Release segments without a block in use, or free pages of expandable segments, to the device."""
         if self._is_expandable:
             self._unmap()
             return
@@ -111,14 +111,14 @@ class Allocator:
                 self.reserved_bytes -= entry[0]
 
     def reset_peaks(self) -> None:
-        """Count peaks from now on."""
+        """Restart the peak counters."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def _best_fit(self, pool: tuple[bool, int], size: int) -> Block | None:
         blocks = self._free.setdefault(pool, [])
         place = bisect_left(blocks, size, key=lambda entry: entry[0])
         if place + 1 < len(blocks) and blocks[place][2] is self._last.get(pool):
-            place += 1  # what can grow is kept for what needs it
+            place += 1  # the growable block is kept for requests that need it
         return blocks.pop(place)[2] if place < len(blocks) else None
 
     def _new_segment(self, pool: tuple[bool, int], size: int) -> Block:
@@ -134,7 +134,7 @@ class Allocator:
         return Block(address, segment, pool)
 
     def _expand(self, pool: tuple[bool, int], size: int) -> Block:
-        """Map what a request lacks at the end of its segment, in whole pages."""
+        """Map the missing bytes of a request at the end of its segment, in whole pages."""
         last, page = self._last.get(pool), _page(pool)
         if last is not None and last.is_free:
             self._unlist(last)
@@ -156,7 +156,7 @@ class Allocator:
         return block
 
     def _unmap(self) -> None:
-        """Give pages that are free back. What is left of a block on either side is two blocks."""
+        """Unmap free pages. The remainders on either side become two blocks."""
         for pool, blocks in self._free.items():
             page = _page(pool)
             for _, address, block in list(blocks):
@@ -179,7 +179,7 @@ class Allocator:
                     block.before.after = None
 
     def _reserve(self, more: int, size: int) -> None:
-        """Take `more` bytes from the device, for a request of `size`."""
+        """Reserve `more` bytes of the device, for a request of `size`."""
         if self.reserved_bytes + more > self.capacity_bytes:
             self.empty_cache()
             if self.reserved_bytes + more > self.capacity_bytes:

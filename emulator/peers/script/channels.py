@@ -1,6 +1,6 @@
-"""Transfers between ranks: the collectives of a group, or the messages from one rank to another. Those of a channel are
-in one order, on a stream of their own. When one begins depends on other ranks that run; it is asked for when something
-waits for its end, so that no rank stops where a GPU's host would go on.
+"""Transfers between ranks: collectives of a group, or messages from one rank to another. Transfers of a channel are
+sequential, on a separate stream. Their start may depend on other running ranks; it is resolved lazily, when something
+waits for their end, so that no rank blocks where a GPU's host would continue.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from switchml.errors import EmulationError
 
 
 class Finished(BaseException):
-    """Enough iterations are played; no handler of a script's should take it for an error."""
+    """Enough iterations have been run; not an Exception, so that the script's handlers do not catch it."""
 
 
 class Ranks:
-    """The other ranks that run, behind a pipe to who started them. Without one (`pipe` None) there are none."""
+    """Connection to the other running ranks, through a pipe to the parent process. With `pipe` None there are none."""
 
     def __init__(self, rank: int, pipe: Connection | None = None):
         self.rank, self._pipe = rank, pipe
 
     def arrive(self, key: Key, members: tuple[int, ...], ready_s: float, call: str, **more: Any) -> None:
-        """Come to a transfer; `more`: of an Arrival."""
+        """Report this rank's arrival at a transfer; `more`: fields of an Arrival."""
         if self._pipe is not None:
             self._pipe.send(Arrival(self.rank, key, members, ready_s, call, **more))
         elif more.get("needed"):
             raise EmulationError(f"{call}: no other rank runs here")
 
     def bring(self, key: Key, call: str, digest: bytes) -> None:
-        """Say what values this rank gives to a collective."""
+        """Report this rank's input values of a collective."""
         if self._pipe is not None:
             self._pipe.send(Brought(self.rank, key, call, digest))
 
     def publish(self, key: Broadcast, payload: bytes | None) -> None:
-        """Say what this rank has for the others in a broadcast."""
+        """Publish this rank's values for the others in a broadcast."""
         if self._pipe is not None:
             self._pipe.send(Published(key, payload))
 
     def wait(self, key: Key, ready_s: float) -> Answer:
-        """When all have come. Raises Finished, and EmulationError for a deadlock."""
+        """Wait until all members have arrived. Raises Finished, and EmulationError for a deadlock."""
         if self._pipe is None:
             return Answer(ready_s)
         self._pipe.send(Wanting(self.rank, key))
@@ -54,7 +54,7 @@ class Ranks:
         return answer
 
     def finish(self) -> None:
-        """This rank has played enough; raises Finished when all have."""
+        """Report that this rank has run enough iterations; raises Finished when all have."""
         if self._pipe is not None:
             self._pipe.send(Done(self.rank))
             if not self._pipe.recv().is_over:
@@ -64,7 +64,7 @@ class Ranks:
 
 @dataclass(eq=False)
 class Transfer:
-    """One that has been put on its channel. `key`: of the rendezvous; other fields as of `clock.Collective`."""
+    """A transfer on its channel. `key`: of the rendezvous; other fields as in `clock.Collective`."""
 
     channel: Channel
     key: Key
@@ -78,14 +78,15 @@ class Transfer:
     ended_s: float = 0.0
 
     def end(self) -> float:
-        """When it ends; waits for the other ranks that take part."""
+        """Return the end of the transfer; waits for the other participating ranks."""
         while self.answer is None:
             self.channel.begin_next()
         return self.ended_s
 
 
 class Channel:
-    """`name`: of the communicator, the same on all `members`. `ends`: sender and receiver, of a channel of messages."""
+    """A sequence of transfers. `name`: of the communicator, the same on all `members`. `ends`: sender and receiver, of
+    a message channel."""
 
     def __init__(
         self, clock: Clock, ranks: Ranks, name: str, members: tuple[int, ...], ends: tuple[int, int] | None = None
@@ -97,7 +98,7 @@ class Channel:
 
     @property
     def ends_s(self) -> float:
-        """When everything that is on it has ended."""
+        """Time at which all of the channel's transfers have ended."""
         while self._pending:
             self.begin_next()
         return self._clock.end_of(self._stream)
@@ -105,7 +106,7 @@ class Channel:
     def put(
         self, operation: str, size_bytes: float, host_s: float, duration_s: float, payload: bytes | None = None
     ) -> Transfer:
-        """Put a transfer behind what is on the present stream. It keeps the host for `host_s`."""
+        """Enqueue a transfer after the current stream's work. The call occupies the host for `host_s`."""
         called_s, ready_s, launched_s = self._clock.hand_over(self._stream, host_s)
         key = (self._name, self._ends, self._number)
         self._number += 1
@@ -120,7 +121,7 @@ class Channel:
         return made
 
     def begin_next(self) -> None:
-        """Begin the first of those that haven't."""
+        """Begin the first pending transfer."""
         one = self._pending[0]
         answer = self._ranks.wait(one.key, one.ready_s)
         self._pending.pop(0)

@@ -1,5 +1,6 @@
 """Distributed checkpoints of an emulated script are neither written nor read: weights have no values, and the shards of
-other ranks don't exist. `torch.distributed.checkpoint` takes a second to import, so it is changed when a script does.
+other ranks don't exist. `torch.distributed.checkpoint` takes a second to import, so it is patched only when a script
+imports it.
 """
 
 import sys
@@ -13,18 +14,18 @@ MODULE = "torch.distributed.checkpoint"
 
 
 class Checkpoints:
-    """Stands in `sys.meta_path`, and changes the module once it is executed."""
+    """A finder in `sys.meta_path` that patches the module after it is executed."""
 
     def __init__(self) -> None:
         self.skipped = 0
-        """Checkpoints that a script would have written or read."""
+        """Number of checkpoints that the script would have written or read."""
         if MODULE in sys.modules:
             self._change(sys.modules[MODULE])
         else:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """As importlib's finders have it."""
+        """Find the module's spec, as importlib's finders do."""
         if name != MODULE:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -35,7 +36,7 @@ class Checkpoints:
                 execute(module)
                 self._change(module)
 
-            spec.loader.exec_module = changed  # type: ignore[method-assign]  # of this module's own loader
+            spec.loader.exec_module = changed  # type: ignore[method-assign]  # on this module's loader only
         return spec
 
     def _change(self, module: ModuleType) -> None:

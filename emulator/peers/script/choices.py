@@ -1,5 +1,5 @@
-"""Which kernels torch takes where it asks the device, which has none here: of attention, the device says; of operators
-with a kernel of their own beside a way to make them of others, that there is one.
+"""Kernel selection that torch bases on the device, which does not exist here: attention backends follow from the
+device's architecture; operators that have both a kernel and a decomposition use the kernel.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from emulator.cluster.accelerator import Accelerator
 
 aten = torch.ops.aten
 _FLASH_HEAD = 256
-"""The largest head of FlashAttention."""
+"""Largest head size of FlashAttention."""
 _WITHOUT_FLASH = ("Pascal", "Volta", "Turing")
 _ON_GPUS_ONLY = ("_fused_rms_norm",)
 
 _kept: list[Any] = []
 _chosen: dict[str, Callable[..., Any]] = {}
-"""What stands in place of an operator, by name."""
+"""Replacements of operators, by name."""
 
 
 def install(accelerator: Accelerator) -> None:
-    """Choose for tensors of the device, from now on."""
+    """Install the kernel selection for device tensors."""
     library = torch.library.Library("aten", "IMPL")
     _kept.append(library)
     for name in _with_kernels():
@@ -37,7 +37,7 @@ def install(accelerator: Accelerator) -> None:
 
 
 def is_composite(func: Any) -> bool:
-    """Whether torch takes an operator apart for the device before its kernels are asked."""
+    """Return whether torch decomposes an operator for the device before its kernels are dispatched."""
     name = func._schema.name
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if name in _chosen:
@@ -46,12 +46,13 @@ def is_composite(func: Any) -> bool:
 
 
 def is_reshaping(func: Any) -> bool:
-    """Whether one of torch's kernels for all devices does it, as with what changes sizes and strides alone."""
+    """Return whether a device-independent kernel of torch implements the operator, as for those that only change sizes
+    and strides."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd"))
 
 
 def take_apart(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Do what an operator consists of."""
+    """Run an operator's decomposition."""
     chosen = _chosen.get(func._schema.name)
     return func.decompose(*args, **kwargs) if chosen is None else chosen(*args, **kwargs)
 
@@ -61,7 +62,8 @@ def _never(*arguments: Any, **options: Any) -> Any:
 
 
 def _with_kernels() -> list[str]:
-    """Operators that torch takes apart unless the device has a kernel for them. Those of the host do, and one more."""
+    """Return operators that torch decomposes unless the device has a kernel for them: those with a host kernel, and
+    `_ON_GPUS_ONLY`."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     found = [f"aten::{name}" for name in _ON_GPUS_ONLY]
     for name in torch._C._dispatch_get_all_op_names():
@@ -82,7 +84,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """FlashAttention, the memory-efficient one or plain operators: torch's order
+    """Dispatch attention to FlashAttention, the memory-efficient kernel or plain operators, in torch's order
     (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
     head, flags = query.size(-1), torch.backends.cuda
     is_half = query.dtype in (torch.float16, torch.bfloat16)

@@ -1,5 +1,5 @@
-"""The device's time. The host puts operators on streams and goes on; each begins when its launch has come and what is
-before it on its stream has ended. Waiting makes a stream, or the host, go on no earlier than a moment.
+"""The device's time. The host enqueues operators on streams and continues; each begins when its launch has arrived and
+the preceding work on its stream has ended. A wait delays a stream, or the host, until a given time.
 """
 
 from dataclasses import dataclass, field
@@ -8,24 +8,24 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Span:
-    """One operator or collective on the device. All times in seconds."""
+    """An operator or collective on the device. All times in seconds."""
 
     operator: int
-    """Its number; -1: a collective."""
+    """Operator number; -1: a collective."""
     stream: int
     start_s: float
     duration_s: float
     called_s: float
     launched_s: float
-    """When the host began and ended to put it on the stream."""
+    """Start and end of the host's launch call."""
     module: str
-    """To which it belongs (`modules.py`)."""
+    """The operator's module (`modules.py`)."""
 
 
 @dataclass(frozen=True)
 class Collective(Span):
-    """One collective, or a message. `group`: its name and its ranks. `ready_s`: from when on it waited for other ranks.
-    `ends`: sender and receiver of a message."""
+    """A collective, or a message. `group`: its name and its ranks. `ready_s`: time since which it waited for other
+    ranks. `ends`: sender and receiver of a message."""
 
     operation: str
     size_bytes: float
@@ -35,15 +35,15 @@ class Collective(Span):
 
 
 class Unfinished(Protocol):
-    """What ends when other ranks have come (`channels.Transfer`)."""
+    """Work whose end depends on other ranks (`channels.Transfer`)."""
 
     def end(self) -> float: ...
 
 
 @dataclass(frozen=True)
 class Wait:
-    """At `at_s` the host had a stream wait until `until_s`, which is the end of what is awaited; or, with `stream` -1,
-    it waited itself. `idle_s`: from when on the stream had nothing else to do."""
+    """At `at_s` the host made a stream wait until `until_s`, the end of the awaited work; or, with `stream` -1, it
+    waited itself. `idle_s`: time since which the stream was otherwise idle."""
 
     at_s: float
     stream: int
@@ -53,21 +53,21 @@ class Wait:
 
 @dataclass
 class Clock:
-    """Times are seconds since the script began to use the device."""
+    """Clock of host and streams. Times are seconds since the script began to use the device."""
 
     host_s: float = 0.0
     stream: int = 0
-    """What operators are put on."""
+    """The current stream."""
     ends_s: list[float] = field(default_factory=lambda: [0.0])
-    """When each stream has done what it has."""
+    """End of the enqueued work of each stream."""
     spans: list[Span] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     unfinished: dict[Unfinished, None] = field(default_factory=dict)
-    """What is on streams and of which it is not known yet when it ends, in order."""
+    """Enqueued work whose end is not known yet, in order."""
 
     @property
     def now_s(self) -> float:
-        """When all that was asked for is done."""
+        """Time at which all enqueued work has ended."""
         self._finish()
         return max(self.host_s, *self.ends_s)
 
@@ -80,7 +80,8 @@ class Clock:
         return len(self.ends_s) - 1
 
     def launch(self, operator: int, host_s: float, duration_s: float, module: str) -> None:
-        """An operator that keeps the host for `host_s` and then the device for `duration_s`; 0: it has no kernel."""
+        """Launch an operator that occupies the host for `host_s` and then the device for `duration_s`; 0: it has no
+        kernel."""
         called_s = self.host_s
         self.host_s += host_s
         if duration_s > 0:
@@ -88,36 +89,36 @@ class Clock:
             self.spans.append(Span(operator, self.stream, start_s, duration_s, called_s, self.host_s, module))
 
     def hand_over(self, stream: int, host_s: float) -> tuple[float, float, float]:
-        """What comes on another stream waits for what is on the present one; the host is kept for `host_s`. Returns
-        when that was called, when `stream` can begin, and when the host goes on."""
+        """Make subsequent work on another stream wait for that of the current one; the host is occupied for `host_s`.
+        Return the time of the call, the earliest start on `stream`, and the time at which the host continues."""
         called_s = self.host_s
         self.waits.append(Wait(called_s, stream, self.ends_s[self.stream], called_s))
         self.host_s += host_s
         return called_s, max(self.host_s, self.ends_s[self.stream]), self.host_s
 
     def begin_on(self, stream: int, ready_s: float, duration_s: float) -> float:
-        """What is ready at `ready_s` begins when `stream` is free; returns when."""
+        """Run work that is ready at `ready_s` on `stream` as soon as it is free; return the start."""
         start_s = max(ready_s, self.ends_s[stream])
         self.ends_s[stream] = start_s + duration_s
         return start_s
 
     def end_of(self, stream: int) -> float:
-        """When what is on `stream` has ended."""
+        """Return the end of the enqueued work of `stream`."""
         return max(self.ends_s[stream], self.host_s)
 
     def wait(self, stream: int, until_s: float) -> None:
-        """What comes on `stream` begins no earlier."""
+        """Delay subsequent work on `stream` until `until_s`."""
         self.waits.append(Wait(self.host_s, stream, until_s, max(self.host_s, self.ends_s[stream])))
         self.ends_s[stream] = max(self.ends_s[stream], until_s)
 
     def wait_host(self, until_s: float) -> None:
-        """The host goes on no earlier."""
+        """Delay the host until `until_s`."""
         if until_s > self.host_s:
             self.waits.append(Wait(self.host_s, -1, until_s, self.host_s))
             self.host_s = until_s
 
     def synchronize(self, stream: int | None = None) -> None:
-        """The host waits for a stream, or all."""
+        """Make the host wait for a stream, or for all."""
         if stream is None:
             self._finish()
         self.wait_host(max(self.ends_s) if stream is None else self.ends_s[stream])

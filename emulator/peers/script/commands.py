@@ -1,4 +1,4 @@
-"""Command lines of launchers: which script they start, with which arguments and environment, in how many processes."""
+"""Parses launcher command lines: the script they start, its arguments and environment, and the number of processes."""
 
 import os
 import shlex
@@ -12,8 +12,8 @@ from switchml.errors import ConfigError
 
 @dataclass(frozen=True)
 class Command:
-    """`script`: a path, or "-m" and a module, and its arguments. `processes`: as the launcher was told, on all nodes
-    together; 0: there is no launcher. `environment`: what the launcher adds."""
+    """A parsed command. `script`: a path, or "-m" and a module, and its arguments. `processes`: the launcher's total
+    over all nodes; 0: no launcher. `environment`: variables that the launcher adds."""
 
     script: tuple[str, ...]
     processes: int = 0
@@ -21,7 +21,7 @@ class Command:
 
 
 def read_command(words: Sequence[str], per_node: int) -> Command:
-    """torchrun, accelerate launch, python or a script, with what follows, for nodes of `per_node` accelerators.
+    """Parse a command of torchrun, accelerate launch, python or a script, for nodes of `per_node` accelerators. Raises
     ConfigError for others."""
     first, *rest = words
     name = Path(first).name
@@ -56,7 +56,8 @@ def _torchrun(words: Sequence[str], per_node: int) -> Command:
 
 
 def _accelerate(words: Sequence[str], per_node: int) -> Command:
-    """By accelerate's own parser, which reads the user's configuration too; only what it hands to the script counts."""
+    """Parse with accelerate's own parser, which also reads the user's configuration; only options passed to the script
+    matter."""
     try:
         from accelerate.commands import launch
         from accelerate.utils.launch import prepare_multi_gpu_env

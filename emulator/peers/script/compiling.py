@@ -1,5 +1,5 @@
-"""torch.compile without a compiler: the code is run as it stands, and its operators are known as compiled ones, forward
-and backward, so that `fusion.py` can say what the compiler would make of them."""
+"""torch.compile without a compiler: the code runs eagerly, but its operators are marked as compiled, forward and
+backward, so that `fusion.py` can predict the compiler's kernels."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,14 +14,15 @@ from emulator.peers.script.tape import Tape
 
 
 class Compiled:
-    """Calls of compiled code. `is_used`: the script has asked for a compiler. `on_use`: is told when it first does."""
+    """Tracks calls of compiled code. `is_used`: whether the script has requested a compiler. `on_use`: called at the
+    first request."""
 
     def __init__(self, on_use: Callable[[], None]) -> None:
         self.is_used = False
         self._on_use = on_use
         self._depth = self._calls = 0
         self._tape: Tape[int] = Tape()
-        """The call in which a node was made."""
+        """The call in which an autograd node was created."""
         replace(torch, {"compile": self._compile})
 
         def in_place(module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -30,7 +31,7 @@ class Compiled:
         replace(torch.nn.Module, {"compile": in_place})
 
     def segment(self, is_backward: bool) -> Segment | None:
-        """Which call of compiled code the operator that comes belongs to."""
+        """Return the call of compiled code that contains the next operator."""
         if not self.is_used:
             return None
         if self._depth:
@@ -43,7 +44,7 @@ class Compiled:
         return None if call is None else (call, True)
 
     def next_iteration(self) -> None:
-        """Forget nodes of the tape."""
+        """Discard the autograd nodes of the previous iteration."""
         self._tape.forget()
 
     def _compile(self, model: Any = None, *_: Any, **options: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What an operator takes on an accelerator: a matrix product, a convolution or attention by its shape, all else by the
-bytes that it moves and by the share of the memory's rate that its kind of kernel reaches (`data/operators.toml`).
+"""Durations of operators on an accelerator: GEMMs, convolutions and attention by their shapes, all others by the bytes
+moved and the share of the memory bandwidth that their kind of kernel reaches (`data/operators.toml`).
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ DATA = Path(__file__).parent / "data" / "operators.toml"
 
 @dataclass(frozen=True)
 class Kind:
-    """Kernels that reach `share` of the memory's rate. `operators`: torch's names without overload. A sum over rows
-    of a batch and the like move their input `passes` times."""
+    """Kernels that reach `share` of the memory bandwidth. `operators`: torch's names without overload. Some, such as
+    sums over rows of a batch, move their input `passes` times."""
 
     operators: tuple[str, ...]
     title: str
@@ -89,13 +89,13 @@ def _kinds(shares: tuple[tuple[str, float], ...]) -> dict[str, Kind]:
 
 
 def _of(table: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
-    """What a table has for an architecture."""
+    """Return a table's entry for an architecture."""
     found: dict[str, Any] = table.get(accelerator.architecture, table["default"])
     return found
 
 
 class Costs:
-    """Seconds of operators on one accelerator."""
+    """Durations of operators on one accelerator, in seconds."""
 
     def __init__(self, accelerator: Accelerator, software: Constants):
         own = datafile.build(OwnKernels, accelerator.operators, "accelerator, operators")
@@ -116,7 +116,7 @@ class Costs:
         )
         self._compiled = table["compiled"]
         self._known_s: dict[int, float] = {}
-        """Of operators, by number."""
+        """Cached durations, by operator number."""
 
     def _kind(self, operator: Operator) -> Kind:
         return self._kinds.get(operator.base, self._default)
@@ -126,32 +126,33 @@ class Costs:
         return self._kind(operator).share
 
     def title(self, operator: Operator) -> str:
-        """What kind of kernel it is, for people."""
+        """Return the display name of the operator's kind of kernel."""
         for title, names in _TITLES.items():
             if operator.base in names:
                 return title
         return self._kind(operator).title
 
     def multiplies(self, operator: Operator) -> bool:
-        """Whether cuBLAS does it."""
+        """Return whether the operator is a cuBLAS GEMM."""
         return operator.base in _TITLES["matrix products"]
 
     def is_shaped(self, operator: Operator) -> bool:
-        """Whether its cost follows from shapes, as of products, and not from bytes: a compiler leaves it alone."""
+        """Return whether the operator's cost follows from shapes, as of GEMMs, rather than bytes; a compiler does not
+        fuse these."""
         return operator.base in _SHAPED or "attn" in operator.base or "attention" in operator.base
 
     def reduces(self, operator: Operator) -> bool:
-        """Whether it adds elements up, or the like: what comes before and after it goes over its input's elements."""
+        """Return whether the operator is a reduction, which fuses with operators over its input's elements."""
         return self._kind(operator).title in _REDUCED or operator.base in ("prod", "logsumexp")
 
     def read_bytes(self, operator: Operator, shape: TensorShape) -> int:
-        """What it reads of one of its inputs: all, nothing, or as much as it writes."""
+        """Return the bytes read of an input: all, none, or as many as are written."""
         kind = self._kind(operator)
         return shape.bytes if kind.reads else min(shape.bytes, operator.written_bytes) if kind.passes > 1 else 0
 
     def fused_s(self, operators: Sequence[Operator], bytes: float) -> float:
-        """Of one kernel for operators that go over the same elements, which moves so many bytes. What is reduced over
-        rows of a batch goes through its inputs once more."""
+        """Return the duration of a fused kernel of operators over the same elements that moves `bytes`. Inputs of
+        reductions over batch rows are read once more."""
         kinds = [self._kind(one) for one in operators]
         again = sum(
             sum(shape.bytes for shape in one.inputs)
@@ -162,11 +163,11 @@ class Costs:
         return float((bytes + again) / (self._accelerator.memory_bytes_per_s * share) + self._kernel_s)
 
     def compiled_host_s(self) -> float:
-        """What a kernel keeps the host that compiled code launches."""
+        """Return the host time to launch a kernel from compiled code."""
         return float(self._launch_s * self._compiled["host"])
 
     def host_s(self, operator: Operator, is_backward: bool) -> float:
-        """What launching it keeps the host."""
+        """Return the host time to launch an operator."""
         host = self._host["backward" if is_backward else "forward"]
         if not operator.has_kernel:
             return float(self._launch_s * host["view"])
@@ -174,7 +175,7 @@ class Costs:
         return float(self._launch_s * (host["kernel"] + (kind.kernels - 1) * host["more"]))
 
     def device_s(self, operator: Operator) -> float:
-        """What it takes on the device; 0: it has no kernel."""
+        """Return the operator's duration on the device; 0: it has no kernel."""
         if operator.number not in self._known_s:
             self._known_s[operator.number] = self._work_out(operator)
         return self._known_s[operator.number]
@@ -192,8 +193,8 @@ class Costs:
         return moved / (self._accelerator.memory_bytes_per_s * kind.share) + kind.kernels * self._kernel_s
 
     def product(self, m: float, n: float, k: float, batch: float, dtype: torch.dtype, tf32: bool) -> float:
-        """`batch` matrix products. Where tiles of the result are fewer than processors, parts of k go to several of
-        them, whose results are added up (split-K)."""
+        """Return the duration of `batch` GEMMs. If there are fewer output tiles than processors, parts of k are
+        distributed over several processors, whose results are added up (split-K)."""
         precision = _PRECISIONS.get(dtype, "fp32")
         if precision == "fp32" and tf32 and "tf32" in self._accelerator.flops:
             precision = "tf32"
@@ -208,7 +209,7 @@ class Costs:
         return float((products + added).min())
 
     def attention(self, operator: Operator, backward: bool) -> float:
-        """FlashAttention and its kin: (batch, heads, sequence, head)."""
+        """Return the duration of FlashAttention and similar kernels: (batch, heads, sequence, head)."""
         query, key = operator.inputs[1 if backward else 0], operator.inputs[2 if backward else 1]
         batch, heads, length, head = query.size
         causal = bool(operator.options.get("is_causal"))
@@ -238,7 +239,7 @@ def _matrix(self: Costs, operator: Operator, first: int) -> float:
 
 
 def _grouped(self: Costs, operator: Operator) -> float:
-    """Of rows that are dealt evenly to groups."""
+    """Return the duration of a grouped GEMM, with rows evenly distributed over groups."""
     left, right, out = operator.inputs[0], operator.inputs[1], operator.outputs[0]
     groups = next(one.size[0] for one in (right, left, out) if len(one.size) == 3)
     rows, inner = map(float, left.size[-2:])
@@ -265,7 +266,8 @@ def _convolution_backward(self: Costs, operator: Operator) -> float:
 def _convolve(
     self: Costs, operator: Operator, out: TensorShape, weight: TensorShape, dtype: torch.dtype, which: int
 ) -> float:
-    """A convolution as an implicit product: forward (1), of the input's gradient (2), of the weight's (3)."""
+    """Return the duration of a convolution as an implicit GEMM: forward (1), input gradient (2), weight gradient
+    (3)."""
     pixels = out.elements // out.size[1]
     channels, window = weight.size[0], math.prod(weight.size[1:])
     shapes = {1: (pixels, channels, window), 2: (pixels, window, channels), 3: (window, channels, pixels)}

@@ -1,4 +1,4 @@
-"""What torch.cuda says and does on the emulated GPU: names, capability, memory figures, streams, events, generators."""
+"""torch.cuda of the emulated GPU: names, capability, memory statistics, streams, events, generators."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CAPABILITY = {
     "CDNA 2": (9, 0),
     "CDNA 3": (9, 4),
 }
-"""Compute capability by architecture (CUDA C++ Programming Guide, table of compute capabilities); of AMD's what torch
-makes of gfx90a and gfx942. Of others Ampere's."""
+"""Compute capability by architecture (CUDA C++ Programming Guide, table of compute capabilities); for AMD's, torch's
+values for gfx90a and gfx942. Default: Ampere's."""
 
 
 def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, memory: Allocator) -> None:
-    """Have torch.cuda answer as `devices` such accelerators, of which this process uses number `index`."""
+    """Patch torch.cuda to report `devices` such accelerators, of which this process uses number `index`."""
     answers = _Answers(accelerator, devices, index, clock, memory)
     named = {name: getattr(answers, name) for name in dir(answers) if not name.startswith("_")}
     streams = {"Stream": Stream, "Event": Event}
@@ -61,14 +61,14 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
 
 
 def replace(owner: Any, attributes: dict[str, Any]) -> None:
-    """Put `attributes` in place of torch's."""
+    """Replace attributes of `owner`."""
     for name, value in attributes.items():
         setattr(owner, name, value)
 
 
 def _data() -> property:
-    """Tensor.data. Where a tensor with values gets one without, or the other way round, C++ would leave the one's class
-    with the other's storage: they are swapped, as Module.to does."""
+    """Return a replacement of Tensor.data. If a tensor with values is assigned one without, or vice versa, C++ would
+    combine one's class with the other's storage; they are swapped instead, as in Module.to."""
     plain: Any = torch._C.TensorBase.data
 
     def change(tensor: torch.Tensor, data: torch.Tensor) -> None:
@@ -84,8 +84,8 @@ def _data() -> property:
 
 
 def _storages(resize: Any, nbytes: Any, pointer: Any) -> dict[str, Any]:
-    """How storages of the device are resized, say their size and where they are; `resize`, `nbytes` and `pointer` are
-    torch's, for others."""
+    """Return storage methods that handle resize, size and address of device storages; `resize`, `nbytes` and `pointer`
+    are torch's, for other storages."""
 
     def resized(self: Any, bytes: int) -> Any:
         return self if current().resize(self, bytes) else resize(self, bytes)
@@ -100,14 +100,14 @@ def _storages(resize: Any, nbytes: Any, pointer: Any) -> dict[str, Any]:
             return self._cdata if found else 0
         try:
             return int(pointer(self))
-        except RuntimeError:  # of the host, without values
+        except RuntimeError:  # a host storage without values
             return int(self._cdata)
 
     return {"resize_": resized, "size": sized, "nbytes": sized, "data_ptr": address}
 
 
 def _scatter(tensor: torch.Tensor, devices: Any, *_: Any) -> list[torch.Tensor]:
-    """What DataParallel gives its one GPU; of more, the second is refused."""
+    """Scatter a tensor as for DataParallel with one GPU; a second GPU is refused."""
     return [tensor.to(torch.device("cuda", device)) for device in devices]
 
 
@@ -116,7 +116,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 class _NoGraph:
-    """In place of classes and functions of CUDA graphs: they can be named, in annotations, and not used."""
+    """Replaces classes and functions of CUDA graphs: they can be named in annotations, but not used."""
 
     def __init__(self, *_: Any, **__: Any):
         raise EmulationError("CUDA graphs can't be emulated: expected a script that runs without them")
@@ -131,7 +131,7 @@ def _no_range(*_: Any, **__: Any) -> Iterator[None]:
 
 
 class Generator(torch._C.Generator):
-    """Of any device; no random number of the GPU is ever drawn."""
+    """A generator of any device; the GPU never draws random numbers."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
@@ -141,7 +141,7 @@ _clocks: list[Clock] = []
 
 
 class Stream:
-    """A stream of the device: its number on the clock."""
+    """A stream of the device, identified by its number on the clock."""
 
     def __init__(self, device: Any = None, priority: int = 0, number: int | None = None, **_: Any):
         self.number = _clocks[0].new_stream() if number is None else number
@@ -184,7 +184,7 @@ class Stream:
 
 
 class Event:
-    """A moment on the device."""
+    """An event: a time on the device."""
 
     def __init__(self, *_: Any, **__: Any):
         self.at_s = 0.0
@@ -204,12 +204,12 @@ class Event:
         _clocks[0].wait_host(self.at_s)
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds."""
+        """Return the milliseconds between two events."""
         return (end.at_s - self.at_s) * 1e3
 
 
 class _Answers:
-    """The functions of torch.cuda, by name."""
+    """Implementations of torch.cuda functions, by name."""
 
     def __init__(self, accelerator: Accelerator, devices: int, index: int, clock: Clock, memory: Allocator):
         self._accelerator, self._devices, self._index = accelerator, devices, index

@@ -1,11 +1,11 @@
-"""A GPU whose tensors have shapes and no values. A dispatch mode stands in front of torch's kernels: what touches a
-tensor of the device is recorded and answered with the shapes that torch's meta kernels give; all else runs as ever.
+"""A GPU whose tensors have shapes but no values. A dispatch mode intercepts torch's kernels: operators on device
+tensors are recorded, and return tensors with the shapes computed by torch's meta kernels; all others run normally.
 
-What an operator gives depends on nothing but the shapes, strides and dtypes of what goes in, so it is worked out once
-for each such combination (an `Operator`) and looked up from then on: some 50 µs an operator, autograd included.
+An operator's result depends only on the shapes, strides and dtypes of its inputs, so it is computed once for each
+combination (an `Operator`) and then looked up: some 50 µs per operator, including autograd.
 
-Host tensors stay real, so that data and sampling are the script's own, except for large ones that are made to be filled
-with random numbers (weights before they are moved): these have no values either, on "cpu".
+Host tensors are real, so that data and sampling are the script's own, except for large ones created to be filled with
+random numbers (weights before they are moved): these have no values either, on "cpu".
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from switchml.errors import EmulationError
 aten = torch.ops.aten
 
 _NBYTES = torch.UntypedStorage.nbytes
-"""Torch's own, which knows nothing of memory that was given back."""
+"""Torch's own, which ignores released memory."""
 
 VALUELESS = 1 << 16
-"""Elements from which on floating-point tensors that are made on the host get no memory."""
+"""Elements from which on floating-point tensors created on the host get no memory."""
 
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ else:
 
 
 class DeviceTensor(_Tensor):
-    """A tensor without values. Its storage is real, so that views share it, and it ends when the last of them does."""
+    """A tensor without values. Its storage object is real, so that views share it, and it ends with its last view."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -79,7 +79,7 @@ class DeviceTensor(_Tensor):
         return current().values_of(self, "tolist").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        if self.device.type == "cuda" and not force:  # as torch says it
+        if self.device.type == "cuda" and not force:  # torch's message
             raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
         return current().values_of(self, "numpy").numpy()
 
@@ -98,29 +98,29 @@ _current: list[Device] = []
 
 
 def current() -> Device:
-    """The device of this process."""
+    """Return the device of this process."""
     return _current[0]
 
 
 @dataclass
 class _Answer:
-    """What an operator gives for one combination of shapes."""
+    """Result of an operator for one combination of input shapes."""
 
     operator: Operator
     shapes: Any
-    """`TensorShape`s in the structure of the result; other things stand for themselves."""
+    """`TensorShape`s in the structure of the result; other values are returned as they are."""
     is_scalar: bool
-    """All tensors in and out have one element: then values are worked out, too."""
+    """Whether all input and output tensors have one element; then values are computed as well."""
     is_small: bool
-    """The result is a new tensor whose values are worked out if those of all tensors in are known."""
+    """Whether the result is a new small tensor whose values are computed if those of all inputs are known."""
     changed: tuple[int | str, ...]
-    """Places or names of arguments that are changed."""
+    """Indexes or names of arguments that are modified."""
 
 
 @dataclass
 class Hooks:
-    """Who is told. `launch`: an operator is put on the device, with its arguments; `allocate` and `free`: memory by a
-    number of its storage; `read`: the host waits for a value; `share`: a collective uses tensors."""
+    """Callbacks of the device. `launch`: an operator is launched, with its arguments; `allocate` and `free`: memory of
+    a storage, by number; `read`: the host waits for a value; `share`: a collective uses tensors."""
 
     launch: Callable[[Operator, list[Any]], None]
     allocate: Callable[[int, int], None]
@@ -131,7 +131,7 @@ class Hooks:
 
 @dataclass(repr=False)
 class Device(_Mode):
-    """The mode. `index`: of the device."""
+    """The dispatch mode. `index`: of the device."""
 
     hooks: Hooks
     index: int = 0
@@ -151,21 +151,21 @@ class Device(_Mode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-            return func(*args, **(kwargs or {}))  # torch wants to know shapes, as DTensor does of whole tensors
-        if any(one not in _OUR_TYPES for one in types):  # DTensor and its kin, which take themselves apart first
+            return func(*args, **(kwargs or {}))  # torch only needs shapes, as DTensor does of whole tensors
+        if any(one not in _OUR_TYPES for one in types):  # DTensor and similar types, which decompose themselves first
             return NotImplemented
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """One operator: answered if it concerns the device, else run. Without autograd (inference mode) torch hands
-        over operators that it would have taken apart."""
+        """Run an operator: emulated if it involves the device, else for real. Without autograd (inference mode) torch
+        passes operators that it would otherwise have decomposed."""
         whole = self._wholes.get(func)
         if whole is None:
             whole = self._wholes[func] = is_composite(func)
         if whole:
             with self:
                 return take_apart(func, args, kwargs)
-        if kwargs.get("pin_memory"):  # by the driver, which is not there
+        if kwargs.get("pin_memory"):  # needs the driver, which does not exist
             kwargs = kwargs | {"pin_memory": False}
         flat, spec = tree_flatten((args, kwargs))
         device = None
@@ -215,7 +215,7 @@ class Device(_Mode):
             self.hooks.launch(answer.operator, flat)
         result = self._shaped(func, answer.shapes, args, kwargs, device)
         if torch.Tag.inplace_view in func.tags and is_reshaping(func):
-            with no_dispatch():  # which changes how the tensor itself is looked at
+            with no_dispatch():  # changes the metadata of the tensor itself
                 func(*args, **kwargs)
             return result
         if answer.is_scalar or (answer.is_small and self.known.are_known(flat)):
@@ -237,7 +237,7 @@ class Device(_Mode):
         return result
 
     def _of_values(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> Any:
-        """What is as long as values say, which are known: the host waits for it."""
+        """Run an operator whose output size depends on known values: the host waits for it."""
         args, kwargs = tree_unflatten(
             [self.known.real(one) if isinstance(one, torch.Tensor) else one for one in flat], spec
         )
@@ -256,7 +256,7 @@ class Device(_Mode):
         return result
 
     def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:
-        """Nothing is known of what an operator wrote to; a tensor of the host that it copied to has made-up values."""
+        """Mark the outputs of an operator as unknown; a host tensor that it copied to gets plausible values."""
         for place in changed:
             for one in tree_flatten(args[place] if isinstance(place, int) else kwargs[place])[0]:
                 if isinstance(one, DeviceTensor):
@@ -266,7 +266,7 @@ class Device(_Mode):
                     one.fill_(values.plausible(one.dtype))
 
     def _brought_back(self, here: torch.Tensor, args: Any) -> bool:
-        """Whether what is copied to a tensor of the host came from there."""
+        """Return whether a device tensor copied to the host originally came from there, and restore its values."""
         source = args[1] if len(args) > 1 else None
         copy = self.known.copy_of(source) if isinstance(source, DeviceTensor) else None
         if copy is not None:
@@ -307,7 +307,7 @@ class Device(_Mode):
         return _Answer(operator, shapes, is_scalar, is_small and not changed, tuple(changed))
 
     def _shaped(self, func: Any, shapes: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
-        """The result: new tensors, views of arguments or arguments."""
+        """Return the result: new tensors, views of arguments or arguments."""
         returns = self._returns.get(func)
         if returns is None:
             returns = self._returns[func] = returns_of(func)
@@ -332,7 +332,7 @@ class Device(_Mode):
                 base = base[place]
             if relation.is_same and base is not None:
                 return base
-        # A view is an inference tensor if what it is a view of is one, whatever the mode.
+        # A view is an inference tensor if its base is one, whatever the mode.
         is_inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
         with torch.inference_mode(is_inference):
             made = torch.Tensor._make_wrapper_subclass(
@@ -350,7 +350,7 @@ class Device(_Mode):
         return made
 
     def _own(self, tensor: torch.Tensor) -> None:
-        """Watch a new storage: its memory is given back when the last tensor on it ends."""
+        """Track a new storage: its memory is freed when the last tensor using it ends."""
         storage = tensor.untyped_storage()
         number, self._made = self._made, self._made + 1
         address = storage._cdata
@@ -367,7 +367,8 @@ class Device(_Mode):
             self.hooks.free(number)
 
     def resize(self, storage: torch.UntypedStorage, size: int) -> bool:
-        """Give a storage's memory back (0) or take it again, as FSDP does with gathered weights. False: not ours."""
+        """Free a storage's memory (0) or allocate it again, as FSDP does with gathered weights. Return False for
+        storages of other devices."""
         found = self._storages.get(storage._cdata)
         if found is None:
             return False
@@ -383,13 +384,13 @@ class Device(_Mode):
         return True
 
     def size(self, storage: torch.UntypedStorage) -> int | None:
-        """Bytes of a storage; None: not ours."""
+        """Return the bytes of a storage; None for storages of other devices."""
         found = self._storages.get(storage._cdata)
         return None if found is None else 0 if found[0] in self._emptied else int(_NBYTES(storage))
 
     def values_of(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        """What the host gets that waits for all values of a tensor: those that are known, and random ones where the
-        host made it (an image of a data set of random numbers). EmulationError, with `what` asks, for others."""
+        """Return all values of a tensor for the host: known ones, or random ones for tensors created on the host (an
+        image of a random data set). Raises EmulationError, naming the method `what`, for others."""
         if tensor.device.type == "cuda":
             self.hooks.read()
         known = self.known.copy_of(tensor)
@@ -400,7 +401,7 @@ class Device(_Mode):
         return self.known.drawn(tensor) if known is None else known
 
     def storage_number(self, tensor: torch.Tensor) -> int | None:
-        """The number of its memory, as `allocate` was told."""
+        """Return the number of a tensor's storage, as passed to `allocate`."""
         found = self._storages.get(tensor.untyped_storage()._cdata)
         return None if found is None else found[0]
 
@@ -411,7 +412,7 @@ class Device(_Mode):
         return self.known.read(func, tensor)
 
     def _down(self, source: torch.Tensor, copy: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        """What a copy to the host gives: values where there is one of them."""
+        """Return a copy on the host: with values if they are known or there is only one."""
         if source.device.type != "cuda":
             return copy
         if not kwargs.get("non_blocking"):
@@ -424,7 +425,7 @@ class Device(_Mode):
         return torch.full(copy.shape, self.known.value(source), dtype=copy.dtype)
 
     def _is_large(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether a factory on the host makes weights: many floating-point numbers."""
+        """Return whether a factory call on the host creates weights: many floating-point numbers."""
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
             return False
@@ -432,7 +433,7 @@ class Device(_Mode):
 
 
 def _is_of_device(tensor: Any) -> bool:
-    """Whether a tensor's values, had it any, would come from the device, though it may be on the host by now."""
+    """Return whether a tensor's values come from the device, even if it is on the host by now."""
     if not isinstance(tensor, DeviceTensor):
         return False
     return tensor.device.type == "cuda" or getattr(tensor.untyped_storage(), "is_of_device", False)

@@ -1,12 +1,11 @@
-"""Makes a torch without a GPU take "cuda" for a device: tensors of it can be made, moved and differentiated, as long as
-something in front of the kernels answers (`device.py`).
+"""Makes a torch without a GPU accept "cuda" as a device: tensors on it can be created, moved and differentiated, as
+long as a dispatch mode implements their operators (`device.py`).
 
-Torch's C++ refuses where no driver is: the guard that switches devices, and questions: whether an accelerator was built
-in, is there, has been used (autograd asks), has begun, and whether memory is pinned. Torch has a guard that does
-nothing, meant for a GPU build on a machine without GPU (`ensureCUDADeviceGuardSet`,
-c10/core/impl/DeviceGuardImplInterface.h); the questions go to one object of virtual functions
-(ATen/detail/CUDAHooksInterface.h), some entries of whose table are replaced. Which ones is found by trying, so that no
-version's order of them stands here.
+Torch's C++ fails without a driver in the guard that switches devices, and in queries: whether an accelerator was built
+in, is available, has been used (by autograd), is initialized, and whether memory is pinned. Torch has a no-op guard,
+meant for a GPU build on a machine without GPU (`ensureCUDADeviceGuardSet`, c10/core/impl/DeviceGuardImplInterface.h);
+the queries are virtual functions of one object (ATen/detail/CUDAHooksInterface.h), some entries of whose table are
+replaced. The entries are found by trial, so that this code does not depend on a version's order.
 """
 
 import atexit
@@ -22,17 +21,17 @@ from switchml.errors import ConfigError
 _CUDA = 1
 """c10::DeviceType::CUDA."""
 _ENTRIES = 64
-"""Functions of the hooks' table that are copied: more than it has. What follows it is never called."""
+"""Copied entries of the hooks' function table: more than it has. The excess is never called."""
 _FIRST_OF = 12
-"""The questions are among the first functions, those of all accelerators (ATen/detail/AcceleratorHooksInterface.h)."""
+"""The queries are among the first functions, those of all accelerators (ATen/detail/AcceleratorHooksInterface.h)."""
 
 _kept: list[Any] = []
-"""What C++ points to."""
+"""Objects that C++ holds pointers to."""
 
 
 def install(index: int = 0) -> None:
-    """Let this process make "cuda" tensors, of device `index` where a script names none. Once; ConfigError where this
-    torch can't be taught."""
+    """Enable "cuda" tensors in this process, on device `index` where a script names none. Idempotent. Raises
+    ConfigError where this torch does not allow it."""
     if _kept:
         return
     torch.cuda._lazy_init = lambda: None
@@ -55,8 +54,8 @@ def _library(name: str) -> ctypes.CDLL:
 
 
 def _install_guard() -> None:
-    """Torch puts its guard that does nothing in place of one that counts no devices. Where it has none at all, as in
-    builds for CPUs, it is shown one all of whose functions return 0, the one that counts devices among them."""
+    """Install torch's no-op guard instead of one that reports no devices. Builds for CPUs have none at all and get one
+    whose functions all return 0, including the device count."""
     if torch.version.cuda is None:
         none = ctypes.CFUNCTYPE(ctypes.c_longlong)(lambda: 0)
         table = (ctypes.c_void_p * _ENTRIES)(*[ctypes.cast(none, ctypes.c_void_p).value] * _ENTRIES)
@@ -71,7 +70,7 @@ def _install_guard() -> None:
 
 
 def _replace_answers() -> None:
-    """Have the hooks say that CUDA is there and in use."""
+    """Make the hooks report that CUDA is available and in use."""
     hooks_of = _library("torch_cpu")["_ZN2at6detail12getCUDAHooksEv"]
     hooks_of.restype = ctypes.c_void_p
     hooks = ctypes.cast(hooks_of(), ctypes.POINTER(ctypes.c_void_p))
@@ -94,7 +93,7 @@ def _replace_answers() -> None:
 
 
 def _choose(index: int) -> None:
-    """Have the guard say that device `index` is the current one."""
+    """Make the guard report device `index` as the current one."""
     registry = ctypes.c_void_p.in_dll(_library("c10"), "_ZN3c104impl26device_guard_impl_registryE")
     guards = (ctypes.c_void_p * (_CUDA + 1)).from_address(ctypes.addressof(registry))
     guard = ctypes.cast(ctypes.c_void_p(guards[_CUDA]), ctypes.POINTER(ctypes.c_void_p))
@@ -113,7 +112,7 @@ def _choose(index: int) -> None:
 
 
 def _current() -> int | None:
-    """The device that torch takes where none is named."""
+    """Return the device that torch uses where none is specified."""
     tensor, _Seen.index = torch.empty(1), None
     with _Seen():
         tensor.to("cuda")
@@ -151,7 +150,7 @@ else:
 def _begins() -> bool:
     try:
         torch.empty(1).pin_memory()
-    except RuntimeError as error:  # always: there is no allocator
+    except RuntimeError as error:  # always raised, as there is no allocator
         return "initialize CUDA" not in str(error)
     return True
 
@@ -161,7 +160,7 @@ def _pins() -> bool:
 
 
 class _Seen(_Mode):
-    """Notes the device that a copy goes to."""
+    """Records the target device of a copy."""
 
     index: int | None = None
 
@@ -171,7 +170,7 @@ class _Seen(_Mode):
 
 
 class _Probe(_Tensor):
-    """A tensor without memory, each of whose operators gives itself."""
+    """A tensor without memory whose operators all return it."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,5 +1,5 @@
-"""Plays iterations as compiled: one is taken in as it is, and others are matched with it, operator by operator, so that
-the plan made of it (`fusion.py`) says what kernels they launch and which of their tensors exist."""
+"""Replays iterations as compiled: one eager iteration is recorded, and later ones are matched with it operator by
+operator, so that the plan derived from it (`fusion.py`) determines their kernels and which of their tensors exist."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +9,14 @@ from emulator.peers.script.fusion import Launch, Plan, Recording, Segment, Step,
 from emulator.peers.script.operators import Operator
 
 _AHEAD = 64
-"""Launches of a plan that may be missing in a row."""
+"""Largest number of consecutive launches of a plan that may be skipped."""
 _FEW = 20
-"""Of so many launches one may be missing, or be new."""
+"""Reciprocal of the largest share of launches that may be missing or additional."""
 
 
 class Follower:
-    """Takes an iteration in, and plays later ones by the plan made of it. What one has beside that, as scripts that log
-    every tenth, is done eagerly."""
+    """Records an iteration, and replays later ones by the plan derived from it. Additional operators, as of scripts
+    that log every tenth iteration, run eagerly."""
 
     def __init__(self, costs: Costs):
         self._costs = costs
@@ -24,26 +24,26 @@ class Follower:
         self._plan: Plan | None = None
         self._next = 0
         self._now: int | None = None
-        """Which launch of the plan is played; None: one that it has not."""
+        """Index of the current launch in the plan; None: not in the plan."""
         self._made = 0
         self._newest = -1
         self._strayed = 0
         self._until: dict[int, int] = {}
         self._late: list[tuple[int, int]] = []
-        """(launch, storage) of what is given back later than the script gives it back."""
+        """(launch, storage) of memory that is freed later than the script frees it."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a plan."""
+        """Whether a plan has been derived from a recorded iteration."""
         return self._plan is not None
 
     @property
     def has_strayed(self) -> bool:
-        """Whether iterations are too different for one plan."""
+        """Whether iterations differ too much for one plan."""
         return self._plan is not None and self._strayed > len(self._plan.operators) // _FEW
 
     def begin(self) -> None:
-        """An iteration begins: the first is recorded, those that follow are played by its plan."""
+        """Begin an iteration: the first is recorded, later ones are replayed by its plan."""
         if self._recording is not None and self._plan is None:
             self._plan = plan(self._recording, self._costs)
         if self._recording is None:
@@ -55,7 +55,7 @@ class Follower:
     def launch(
         self, operator: Operator, segment: Segment | None, storages: Callable[[], tuple[int | None, ...]]
     ) -> Step | None:
-        """What to do for an operator; None: what is done eagerly."""
+        """Return the step that replaces an operator; None: run it eagerly."""
         self._made, self._now = 0, None
         if self._plan is None:
             if self._recording is not None:
@@ -63,7 +63,7 @@ class Follower:
             return None
         for place in range(self._next, min(self._next + _AHEAD, len(self._plan.operators))):
             before = self._plan.operators[place]
-            # Options aside, as a learning rate changes.
+            # Ignoring options, such as a changing learning rate.
             if before is operator or (before.name, before.inputs) == (operator.name, operator.inputs):
                 self._strayed += place - self._next
                 self._now, self._next = place, place + 1
@@ -72,8 +72,9 @@ class Follower:
         return None
 
     def allocate(self, number: int) -> bool:
-        """Whether there is a tensor for a storage that is made: the next of the operator that was launched last."""
-        if number <= self._newest:  # memory of an old one, which had been given back
+        """Return whether the tensor of a new storage, the next output of the last launched operator, exists as
+        compiled."""
+        if number <= self._newest:  # memory of an older storage that was released
             return True
         self._made, self._newest = self._made + 1, number
         if self._plan is not None:
@@ -86,7 +87,7 @@ class Follower:
         return True
 
     def free(self, number: int) -> bool:
-        """A storage is given back; False: that has to wait."""
+        """Record that a storage is freed; return False if its memory is still needed."""
         if self._recording is not None and self._plan is None:
             self._recording.freed[number] = len(self._recording.launches)
         until = self._until.pop(number, -1)
@@ -96,11 +97,11 @@ class Follower:
         return True
 
     def late(self) -> Iterator[int]:
-        """Storages that had to wait and need not any more."""
+        """Yield storages whose deferred release is due."""
         while self._late and self._late[0][0] < self._next:
             yield heapq.heappop(self._late)[1]
 
     def share(self, numbers: Sequence[int | None]) -> None:
-        """A collective uses storages."""
+        """Record storages that a collective uses."""
         if self._recording is not None and self._plan is None:
             self._recording.shared.update(number for number in numbers if number is not None)

@@ -1,12 +1,12 @@
-"""What torch.compile makes of an iteration: fewer kernels, which read and write less, and tensors that never
-exist. Worked out from an iteration that was played eagerly.
+"""Predicts what torch.compile makes of an iteration, from an eager recording: fewer kernels, which read and write less,
+and tensors that never exist.
 
-The rules are Inductor's and its partitioner's defaults, as its authors describe them (Ansel et al., "PyTorch 2", ASPLOS
-2024, sections 4.4 and 5). Matrix products, convolutions, attention, sorts and scatters stay kernels of their own.
-Element-wise operators and reductions join the kernel that makes what they read, if they go over the same elements and
-nothing between the two waits for that kernel. Such a kernel reads each tensor once and writes only what others read.
-What only the backward pass reads is computed again there, if that takes element-wise operators on tensors that still
-exist; results of reductions are kept, as they are small.
+The rules are defaults of Inductor and its partitioner, as described by their authors (Ansel et al., "PyTorch 2", ASPLOS
+2024, sections 4.4 and 5). GEMMs, convolutions, attention, sorts and scatters remain separate kernels. Element-wise
+operators and reductions join the kernel that produces their inputs, if they iterate over the same elements and nothing
+between the two waits for that kernel. A fused kernel reads each tensor once and writes only tensors that other kernels
+read. Tensors that only the backward pass reads are recomputed there, if that takes only element-wise operators on
+existing tensors; results of reductions are saved, as they are small.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from emulator.peers.script.costs import Costs
 from emulator.peers.script.operators import Operator
 
 MOST_FUSED = 64
-"""Operators of a kernel (`max_fusion_size` of torch/_inductor/config.py)."""
+"""Maximum operators per kernel (`max_fusion_size` of torch/_inductor/config.py)."""
 
 _APART = (
     "sort",
@@ -32,11 +32,11 @@ _APART = (
     "_fused_sgd",
     "_foreach_",
 )
-"""Beginnings of names of operators that are kernels of their own, beside those that are costed by shape, and all that
-are not PyTorch's own: collectives, extensions."""
+"""Name prefixes of operators that are not fused, in addition to those costed by shape and all that are not PyTorch's
+own: collectives, extensions."""
 
 _SAME = ("_unsafe_view", "lift_fresh", "_reshape_alias")
-"""Operators whose result is their argument, though torch does not say so."""
+"""Operators whose result is their argument, although their schema does not say so."""
 
 _NEVER = 1 << 62
 
@@ -46,8 +46,8 @@ Segment = tuple[int, bool]
 
 @dataclass
 class Launch:
-    """An operator of an iteration. `storages`: of its inputs, by number; None: of the host. `made`: of its results,
-    those that are new. `segment`: None: not compiled."""
+    """An operator of an iteration. `storages`: of its inputs, by number; None: on the host. `made`: new storages of its
+    results. `segment`: None: not compiled."""
 
     operator: Operator
     segment: Segment | None
@@ -57,8 +57,8 @@ class Launch:
 
 @dataclass
 class Recording:
-    """An iteration as it was played. `freed`: after how many launches a storage was given back; `shared`: storages that
-    collectives use."""
+    """A recorded iteration. `freed`: number of launches before a storage was freed; `shared`: storages used by
+    collectives."""
 
     launches: list[Launch] = field(default_factory=list)
     freed: dict[int, int] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class Recording:
 
 @dataclass(frozen=True)
 class Step:
-    """What an operator becomes: the kernel that begins with it, or nothing (`seconds` 0). `operator`: the one that the
-    kernel is named after."""
+    """Replacement of an operator: the kernel that begins with it, or nothing (`seconds` 0). `operator`: number of the
+    operator after which the kernel is named."""
 
     seconds: float
     operator: int
@@ -76,14 +76,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """`operators`: of an iteration; `steps`: what each becomes, None: it is not compiled. `absent`: (launch, which of
-    the storages that it makes) of tensors that no kernel writes."""
+    """Kernels of a compiled iteration. `operators`: of the iteration; `steps`: replacement of each, None: not compiled.
+    `absent`: (launch, index of the new storage) of tensors that no kernel writes."""
 
     operators: list[Operator]
     steps: list[Step | None]
     absent: set[tuple[int, int]]
     until: dict[tuple[int, int], int]
-    """Before which launch tensors that are read again may not be given back."""
+    """First launch at which a tensor that is read again may be freed."""
 
 
 @dataclass(eq=False)
@@ -92,22 +92,23 @@ class _Kernel:
     is_fused: bool
     elements: int
     level: int
-    """More than that of each kernel of the segment whose results it reads."""
+    """Dependency depth: greater than that of each kernel of the segment whose results this one reads."""
     is_read: bool = False
-    """Whether another kernel reads its results."""
+    """Whether another kernel reads this kernel's results."""
     rows: int = 0
-    """Elements of what its reductions give; 0: it has none."""
+    """Output elements of its reductions; 0: none."""
     sources: dict[int, set[int]] = field(default_factory=dict)
-    """Of each storage that it makes: those made elsewhere that it is computed from, but for results of reductions."""
+    """For each storage that it produces: the external ones from which it is computed, except for results of reductions.
+    """
     again: set[int] = field(default_factory=set)
-    """What it reads to compute absent tensors again."""
+    """Storages read to recompute absent tensors."""
 
     def fits(self, elements: int) -> bool:
-        """Whether an operator that goes over so many elements can join."""
+        """Return whether an operator over `elements` elements can join."""
         return elements in (self.elements, self.rows)
 
     def take_in(self, other: _Kernel) -> None:
-        """Do what `other` does, too."""
+        """Merge another kernel into this one."""
         self.launches = sorted(self.launches + other.launches)
         self.level, self.is_read = max(self.level, other.level), self.is_read or other.is_read
         self.elements, self.rows = max(self.elements, other.elements), self.rows or other.rows
@@ -118,7 +119,7 @@ class _Kernel:
 
 
 def plan(recording: Recording, costs: Costs) -> Plan:
-    """The kernels of an iteration."""
+    """Return the kernels of an iteration as compiled."""
     return _Planner(recording, costs).plan()
 
 
@@ -133,16 +134,16 @@ class _Planner:
             first, freed = self._same.get(storage, storage), recording.freed.get(storage, _NEVER)
             self._freed[first] = max(freed, self._freed.get(first, 0))
         self._kernel_of: dict[int, _Kernel] = {}
-        """By launch."""
+        """Kernel of each launch."""
         self._kernels: list[_Kernel] = []
         self._bytes: dict[int, int] = {}
-        """What reading a storage takes at most."""
+        """Maximum bytes of reading a storage."""
         self._readers: defaultdict[int, list[int]] = defaultdict(list)
         self._absent: set[int] = set()
         self._until: dict[int, int] = {}
 
     def _by_first(self, launch: Launch) -> Launch:
-        """A launch, storages that are one and the same by one number."""
+        """Return a launch with aliased storages replaced by the first number."""
         read = tuple(None if one is None else self._same.get(one, one) for one in launch.storages)
         return Launch(launch.operator, launch.segment, read, [self._same.get(one, one) for one in launch.made])
 
@@ -177,12 +178,12 @@ class _Planner:
                 self._readers[storage].append(place)
                 self._bytes[storage] = max(self._bytes.get(storage, 0), shape.bytes)
 
-    # -- which operators share a kernel --
+    # -- grouping operators into kernels --
 
     def _group(self, places: Sequence[int]) -> None:
-        """Kernels of one segment."""
+        """Form the kernels of one segment."""
         makers: dict[int, int] = {}
-        """The launch that made a storage."""
+        """The launch that produced a storage."""
         for place in places:
             launch = self._launches[place]
             if not launch.operator.has_kernel:
@@ -205,8 +206,8 @@ class _Planner:
         return not is_apart and None not in launch.storages and bool(operator.inputs or operator.outputs)
 
     def _join(self, launch: Launch, sources: set[_Kernel]) -> _Kernel | None:
-        """The kernel that an operator can join, of those whose results it reads. Several become one, if none waits for
-        another: they are of a level, or nothing else reads them."""
+        """Return the kernel that an operator can join, among those whose results it reads. Several are merged if none
+        waits for another: they have the same level, or nothing else reads them."""
         elements, level = self._elements(launch.operator), max((one.level for one in sources), default=0)
         last = {one for one in sources if one.level == level}
         if not last or not all(one.is_fused and one.fits(elements) for one in last):
@@ -236,14 +237,14 @@ class _Planner:
         return kernel
 
     def _elements(self, operator: Operator) -> int:
-        """What a kernel goes over: a reduction over its input, other operators over their result."""
+        """Return the number of elements iterated over: of the input for a reduction, else of the result."""
         out = max((one.elements for one in operator.outputs), default=0)
         if operator.outputs and not self._costs.reduces(operator):
             return out
         return max(out, *(one.elements for one in operator.inputs), 0)
 
     def _trace(self, kernel: _Kernel, launch: Launch) -> None:
-        """Note what the results of an operator are computed from."""
+        """Record the sources of an operator's results."""
         found: set[int] = set()
         for storage in launch.storages:
             if storage is not None:
@@ -256,8 +257,8 @@ class _Planner:
     # -- which tensors exist --
 
     def _drop(self, kernel: _Kernel) -> None:
-        """Find what a kernel need not write: what it alone reads, and what is computed again from tensors that exist,
-        or that take less memory than what they save."""
+        """Find the outputs that a kernel need not write: those read only by itself, and those that can be recomputed
+        from tensors that exist or take less memory than is saved."""
         if not kernel.is_fused:
             return
         changed = {storage for place in kernel.launches for storage in _changed(self._launches[place])}
@@ -283,7 +284,8 @@ class _Planner:
         return sum(self._bytes.get(one, 0) for one in storages)
 
     def _compute_again(self, kernel: _Kernel, lost: frozenset[int], saved: list[tuple[int, list[_Kernel]]]) -> None:
-        """Results of a kernel are `saved`, as readers compute them again; what would be `lost` stays until then."""
+        """Let readers recompute the results in `saved`; the storages in `lost`, which would be freed, remain until
+        then."""
         for storage, readers in saved:
             self._absent.add(storage)
             for one in readers:
@@ -291,7 +293,7 @@ class _Planner:
                 for source in lost:
                     self._until[source] = max(self._until.get(source, 0), one.launches[0])
 
-    # -- what they take --
+    # -- durations --
 
     def _step(self, kernel: _Kernel) -> Step:
         members = [self._launches[place].operator for place in kernel.launches]
@@ -312,7 +314,7 @@ class _Planner:
 
 
 def _aliases(recording: Recording) -> dict[int, int]:
-    """Storages that torch has for what is another's, and that other."""
+    """Return storages that alias another, and that other."""
     same: dict[int, int] = {}
     for launch in recording.launches:
         if launch.operator.base in _SAME and launch.storages and launch.storages[0] is not None:
@@ -322,7 +324,7 @@ def _aliases(recording: Recording) -> dict[int, int]:
 
 
 def _goes_back(launches: Sequence[Launch], kernel: _Kernel, reader: _Kernel) -> bool:
-    """Whether `reader` is in the backward pass of the call that `kernel` is in the forward pass of."""
+    """Return whether `reader` is in the backward pass of the call whose forward pass contains `kernel`."""
     own, other = (launches[one.launches[0]].segment for one in (kernel, reader))
     return own is not None and not own[1] and other == (own[0], True) and reader.is_fused
 
@@ -332,6 +334,6 @@ def _rows(operator: Operator) -> int:
 
 
 def _changed(launch: Launch) -> list[int]:
-    """Storages that an operator changes in place, by the names that torch gives such operators."""
+    """Return the storages that an operator modifies in place, judging by its name."""
     is_in_place = launch.operator.base.endswith("_") and not launch.operator.base.endswith("__")
     return [one for one in launch.storages[:1] if one is not None] if is_in_place else []

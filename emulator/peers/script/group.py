@@ -1,6 +1,7 @@
-"""Process groups of emulated ranks, most of which do what this one does. A collective or message is put on a channel of
-its group, with what it costs on the cluster. Messages and broadcasts bring the values that their sender knows. In other
-collectives known values, and those of the host, meet copies of themselves, which ranks that run must have alike.
+"""Process groups of emulated ranks, most of which do the same as this one. A collective or message is enqueued on a
+channel of its group, with its cost on the cluster. Messages and broadcasts carry the values known to their sender.
+Other collectives combine known values, and those on the host, with copies of themselves, which running ranks must have
+in common.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ BACKEND = "switchml-script"
 
 @dataclass(frozen=True)
 class Network:
-    """What one of `world` ranks sends over. `allreduce`: an algorithm of `emulator.cluster.algorithms`."""
+    """The network of one of `world` ranks. `allreduce`: an algorithm of `emulator.cluster.algorithms`."""
 
     cluster: Cluster
     clock: Clock
@@ -45,7 +46,7 @@ class Network:
 
 
 def install(network: Network) -> None:
-    """Every process group that is made from here on is emulated."""
+    """Make all process groups created from now on emulated."""
 
     def create(options: Any, _: Any) -> ScriptGroup:
         return ScriptGroup(network, options)
@@ -54,13 +55,13 @@ def install(network: Network) -> None:
     take_over(BACKEND, init_method=None, store=dist.HashStore(), rank=network.ranks.rank, world_size=network.world)
     for module in (dist, dist.distributed_c10d):
         replace(module, {"get_backend": lambda group=None: "nccl", "is_nccl_available": lambda: True})
-    # The first reads a timer of CUDA's, the second compares values between ranks.
+    # The first reads a CUDA timer, the second compares values between ranks.
     replace(dist.Logger, {"set_runtime_stats_and_log": lambda _: None})
     replace(torch.nn.parallel.distributed, {"_verify_param_shape_across_processes": lambda *_: None})
 
 
 class _Done(Work):
-    """A collective or message. `received`: fills tensors with what has come."""
+    """A collective or message. `received`: fills tensors with received data."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class _Done(Work):
 
 
 class ScriptGroup(Collectives):
-    """One group."""
+    """An emulated process group."""
 
     def __init__(self, network: Network, options: Any):
         self._store = options.store
@@ -110,7 +111,7 @@ class ScriptGroup(Collectives):
         self._network, self._name, self._description = network, str(options.group_id), "undefined"
         self._channel = Channel(network.clock, network.ranks, self._name, tuple(self._ranks))
         self._messages: dict[tuple[int, int], Channel] = {}
-        """By sender and receiver."""
+        """Message channels by sender and receiver."""
         stride = self._ranks[1] - self._ranks[0] if len(self._ranks) > 1 else 1
         self._where = place(len(self._ranks), stride, network.cluster.accelerators_per_node)
         self._number = self._host_calls = self._broadcasts = 0
@@ -128,7 +129,7 @@ class ScriptGroup(Collectives):
     _set_default_timeout = set_timeout
 
     def broadcast(self, tensors: Sequence[torch.Tensor] | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Values that a script may look at come from the root, if that runs."""
+        """Broadcast; values that a script may read come from the root, if it runs."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         done, root = super().broadcast(tensors, *args, **kwargs), self._ranks[root_of(args, kwargs)]
         ranks, known = self._network.ranks, current().known
@@ -149,11 +150,11 @@ class ScriptGroup(Collectives):
         return _Done(self._network.clock, [])
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
-        """To a member of the group. As NCCL has it, a message waits for its receiver, and tags count for nothing."""
+        """Send to a member of the group. As in NCCL, a message waits for its receiver, and tags are ignored."""
         return _Done(self._network.clock, tensors, [self._message(one, self._me, to) for one in tensors])
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
-        """From a member of the group."""
+        """Receive from a member of the group."""
         transfers = [self._message(one, source, self._me) for one in tensors]
         sender = self._ranks[source]
 
@@ -218,13 +219,13 @@ class ScriptGroup(Collectives):
                 current().known.forget(tensor.untyped_storage()._cdata)
         transfer = self.put(operation or name, size_bytes)
         if torch._C._current_graph_task_id() != -1:
-            # DDP waits for a future in C++ that nothing shows: at the end of backward.
+            # At the end of backward, DDP waits in C++ for a future that is not visible here.
             main = clock.stream
             torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, transfer.end()))
         return _Done(clock, outputs, [transfer])
 
     def _bring(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Say what goes into a collective whose values this rank knows; a broadcast's come from its root."""
+        """Report the input values of a collective that this rank knows; a broadcast's come from its root."""
         if name == "broadcast":
             return
         data = b"".join(current().known.payload(one) or b"" for one in tensors)
@@ -238,7 +239,7 @@ class ScriptGroup(Collectives):
         inputs: Sequence[torch.Tensor],
         acts: Sequence[Callable[[int], None]],
     ) -> bool:
-        """Exchange the values of tensors on the device, where all that go in are known. False: some are not."""
+        """Exchange the values of device tensors if all inputs are known. Return whether they are."""
         known = current().known
         if not known.are_known(list(inputs or outputs)) or sum(one.numel() for one in outputs) > COPIED:
             return False
@@ -287,18 +288,18 @@ _FUNCTIONAL = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
 }
-"""Collectives that are operators (torch.distributed._functional_collectives): DTensor's."""
+"""Collectives that are operators (torch.distributed._functional_collectives), used by DTensor."""
 
 
 class Functional:
-    """Operators of `_c10d_functional`: each begins a collective, and `wait_tensor` waits for those before it."""
+    """Operators of `_c10d_functional`: each begins a collective, and `wait_tensor` waits for the preceding ones."""
 
     def __init__(self, clock: Clock):
         self._clock = clock
         self._transfers: list[Transfer] = []
 
     def launch(self, operator: Operator) -> None:
-        """Begin or wait; EmulationError for one that is not known."""
+        """Begin a collective, or wait. Raises EmulationError for an unknown operator."""
         if operator.base in ("wait_tensor", "_wrap_tensor_autograd"):  # the latter waits at first use, which is next
             for transfer in self._transfers:
                 self._clock.wait(self._clock.stream, transfer.end())

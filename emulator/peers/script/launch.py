@@ -1,5 +1,5 @@
-"""Starts a script on emulated GPUs: reads the command line that one would type on the cluster, and plays its ranks that
-differ (`processes.py`). All others are taken to do what these do.
+"""Starts a script on emulated GPUs: parses the command line as used on the cluster, and runs the ranks that differ
+(`processes.py`). All other ranks are assumed to do the same as these.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from switchml.errors import ConfigError, JobError, OutOfMemory
 from switchml.runtime.folders import TemporaryFolder
 
 ITERATIONS = 3
-"""Played: the first makes the optimizer's state, the last is reported."""
+"""Number of iterations run: the first creates the optimizer's state, the last is reported."""
 PROFILED = 3
-"""More that are played for a profile, which is of the last of them."""
+"""Additional iterations for a profile, which covers the last of them."""
 
 
 def play(
@@ -31,10 +31,10 @@ def play(
     profile: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """What a script takes on `gpus` accelerators of `cluster`, by default as many as its launcher starts, as
-    `ScriptResult` in JSON. `accelerator`: in place of the cluster's, unless empty. `profile`: a file for what was
-    played, as PyTorch's profiler would have recorded it (.json or .json.gz). `quiet`: what the script prints goes to
-    stderr. Raises OutOfMemory, JobError if it fails."""
+    """Run a script on `gpus` accelerators of `cluster`, by default as many as its launcher starts, and return a
+    `ScriptResult` in JSON. `accelerator`: replaces the cluster's, unless empty. `profile`: file (.json or .json.gz) for
+    the emulated iterations in the format of PyTorch's profiler. `quiet`: redirect the script's output to stderr. Raises
+    OutOfMemory, and JobError if it fails."""
     machine = clusters.equipped(cluster, accelerator)
     command = read_command(words, machine.accelerators_per_node)
     world = gpus or command.processes or 1

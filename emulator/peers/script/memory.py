@@ -1,4 +1,4 @@
-"""What memory is used for when most of it is allocated."""
+"""Attribution of memory at its peak to uses."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Phase(IntEnum):
-    """Of an iteration, in which memory is taken."""
+    """Phase of an iteration in which memory is allocated."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -23,8 +23,8 @@ _USES = {
 
 
 class _Event(NamedTuple):
-    """Block `number` of so many `bytes` was allocated at `at_s` on the host's clock; freed, if 0. `reserved_bytes`:
-    of the whole allocator afterwards."""
+    """Allocation of `bytes` for block `number`, or its release if 0, at `at_s` on the host's clock. `reserved_bytes`:
+    reserved by the allocator afterwards."""
 
     number: int
     bytes: int
@@ -33,7 +33,8 @@ class _Event(NamedTuple):
 
 
 class Ledger:
-    """Every allocation in order. `mark` says what one is for; the others are told by when they were made."""
+    """Records every allocation in order. `mark` sets a block's use; that of others follows from the phase of their
+    allocation."""
 
     def __init__(self) -> None:
         self._events: list[_Event] = []
@@ -48,7 +49,7 @@ class Ledger:
     def allocated(
         self, number: int, bytes: int, phase: Phase, module: str, at_s: float = 0.0, reserved_bytes: int = 0
     ) -> None:
-        """Block `number` is taken while an operator of `module` runs."""
+        """Record that block `number` is allocated while an operator of `module` runs."""
         self._events.append(_Event(number, bytes, at_s, reserved_bytes))
         self._phases[number], self._sizes[number], self._modules[number] = phase, bytes, module
         self._live.add(number)
@@ -57,36 +58,36 @@ class Ledger:
             self._peak, self._peak_at = self._allocated, len(self._events)
 
     def freed(self, number: int, at_s: float = 0.0, reserved_bytes: int = 0) -> None:
-        """Block `number` is given back."""
+        """Record that block `number` is freed."""
         if number in self._live:
             self._live.remove(number)
             self._events.append(_Event(number, 0, at_s, reserved_bytes))
             self._allocated -= self._sizes[number]
 
     def mark(self, number: int, use: str) -> None:
-        """Block `number` is for `use`."""
+        """Set the use of block `number`."""
         self._uses[number] = use
 
     def mark_rest(self, use: str) -> None:
-        """An iteration ends: blocks from before it that are still in use are for `use`, unless they have one."""
+        """End an iteration: blocks still in use since before it are for `use`, unless already marked."""
         for number in self._live & self._from_before:
             self._uses.setdefault(number, use)
         self._from_before = set(self._live)
 
     def restart(self) -> None:
-        """The peak is that of what follows."""
+        """Restart the peak."""
         self._peak, self._peak_at = self._allocated, len(self._events)
 
     def at_peak(self) -> dict[str, int]:
-        """Bytes by use when most was allocated, the largest first."""
+        """Return bytes by use at the peak, in falling order."""
         total: Counter[str] = Counter()
         for number, size in self._live_at_peak().items():
             total[self._use(number)] += size
         return dict(total.most_common())
 
     def timeline(self, from_s: float) -> Iterator[tuple[float, dict[str, int], int]]:
-        """(seconds, bytes by use, reserved bytes) after every allocation and free from `from_s` on. Of those at one
-        moment, the state with most allocated and the last one, a nanosecond later."""
+        """Yield (seconds, bytes by use, reserved bytes) after allocations and releases from `from_s` on. Of several at
+        the same time: the state with most bytes allocated, and the final one a nanosecond later."""
         used, sizes = dict.fromkeys(map(self._use, self._sizes), 0), dict[int, int]()
         for at_s, events in groupby(self._events, key=lambda event: event.at_s):
             most, most_bytes = (dict(used), 0), -1
@@ -101,7 +102,7 @@ class Ledger:
                     yield at_s + 1e-9, dict(used), event.reserved_bytes
 
     def activations_at_peak(self) -> dict[str, int]:
-        """Bytes of activations by module when most was allocated, the largest first."""
+        """Return bytes of activations by module at the peak, in falling order."""
         total: Counter[str] = Counter()
         for number, size in self._live_at_peak().items():
             if self._use(number) == _USES[Phase.FORWARD]:

@@ -1,5 +1,5 @@
-"""Which module of a script an operator belongs to. Forward, the one that runs; backward, the one whose forward made the
-node of autograd's tape that runs (`tape.py`).
+"""Attributes operators to modules of a script: forward to the running module, backward to the module whose forward
+created the running autograd node (`tape.py`).
 """
 
 import re
@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from emulator.peers.script.tape import Tape
 
 OUTSIDE = ""
-"""Of operators in no module: a loss, clipping, an optimizer."""
+"""Module name of operators outside modules: a loss, clipping, an optimizer."""
 _WRAPPERS = re.compile(
     r"(^|(?<=\.))(module|_forward_module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
 )
@@ -19,12 +19,12 @@ _NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def folded(name: str) -> str:
-    """A module's name without wrappers and with "*" for numbers: layers that are alike share it."""
+    """Return a module's name without wrappers and with "*" for numbers, so that equal layers share it."""
     return _NUMBERS.sub("*", _WRAPPERS.sub("", name)).strip(".")
 
 
 class Modules:
-    """Follows all modules of this process."""
+    """Tracks all modules of this process."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -34,17 +34,17 @@ class Modules:
         register_module_forward_hook(self._leave, always_call=True)
 
     def current(self, is_backward: bool) -> str:
-        """The folded name of the module that runs."""
+        """Return the folded name of the running module."""
         if not is_backward:
             name = self._stack[-1] if self._stack else OUTSIDE
             self._tape.note(name)
             return name
-        if self._stack:  # a checkpoint is computed again
+        if self._stack:  # recomputation of a checkpoint
             return self._stack[-1]
         return self._tape.of_running_node() or OUTSIDE
 
     def next_iteration(self) -> None:
-        """Forget nodes of the tape."""
+        """Discard the autograd nodes of the previous iteration."""
         self._tape.forget()
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""What was put on the device: an operator with the shapes that went in and came out."""
+"""Operators launched on the device, with the shapes of inputs and outputs."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class TensorShape:
-    """Of a tensor all but its values."""
+    """Metadata of a tensor, without values."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -24,15 +24,15 @@ class TensorShape:
 
     @cached_property
     def bytes(self) -> int:
-        """What a kernel reads or writes of it: an element that a stride of 0 repeats counts once."""
+        """Bytes that a kernel reads or writes; elements repeated by a stride of 0 count once."""
         own = math.prod(length for length, step in zip(self.size, self.stride, strict=True) if step)
         return own * self.element_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """`number`: among those of a run. `name`: torch's, with its overload (aten.addmm.default). `options`: arguments
-    that are no tensors, by name. `tf32`: whether products and convolutions in float32 may round to it."""
+    """An operator. `number`: index within a run. `name`: torch's, with its overload (aten.addmm.default). `options`:
+    non-tensor arguments, by name. `tf32`: whether GEMMs and convolutions in float32 may use TF32."""
 
     number: int
     name: str
@@ -42,14 +42,14 @@ class Operator:
     tf32: tuple[bool, bool]
     written_bytes: int
     has_kernel: bool
-    """False: it changes how a tensor is looked at, or takes memory."""
+    """False: it only changes a tensor's metadata, or allocates memory."""
 
     @cached_property
     def base(self) -> str:
-        """The name without namespace and overload."""
+        """Name without namespace and overload."""
         return self.name.split(".")[1]
 
     @cached_property
     def bytes(self) -> int:
-        """What it reads and writes, each tensor once."""
+        """Bytes read and written, each tensor once."""
         return sum(one.bytes for one in self.inputs) + self.written_bytes

@@ -1,5 +1,5 @@
-"""The ranks of a script that run: rank 0, and those that it or another of them exchanges messages with. Each is a
-process (`program.py`) that asks over a pipe when its transfers begin.
+"""The running ranks of a script: rank 0, and those that exchange messages with it or with each other. Each is a process
+(`program.py`) that queries over a pipe when its transfers begin.
 """
 
 import json
@@ -20,12 +20,13 @@ from switchml.runtime.children import dying_with_us, how_it_ended
 
 _STDERR = 2
 MAX_RANKS = 64
-"""Each is a process of some 400 MB."""
+"""Maximum number of processes, each of some 400 MB."""
 
 
 @dataclass
 class Processes:
-    """`request`: of `program.py`, but for what differs among ranks. `environment`: of each rank, by number."""
+    """The processes of a script. `request`: see `program.py`, without the fields that differ among ranks.
+    `environment`: of each rank."""
 
     words: Sequence[str]
     request: dict[str, Any]
@@ -36,8 +37,8 @@ class Processes:
     _pipes: dict[Connection, int] = field(default_factory=dict)
 
     def run(self, limit_s: float | None) -> dict[int, dict[str, Any]]:
-        """What became of each rank that ran, by rank; where one failed, of that one alone. TimeoutError after
-        `limit_s`, JobError where a rank leaves nothing behind."""
+        """Return the outcome of each rank that ran; if one failed, its outcome alone. Raises TimeoutError after
+        `limit_s`, JobError if a rank ends without an outcome."""
         self._rendezvous = Rendezvous({0})
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
         outcomes: dict[int, dict[str, Any]] = {}
@@ -93,7 +94,7 @@ class Processes:
         return found
 
     def _is_open(self, pipe: Connection) -> bool:
-        """Take in what a rank says; False: it has ended."""
+        """Process a message of a rank; return False if the rank has ended."""
         rank = self._pipes[pipe]
         try:
             said: Any = pipe.recv()
@@ -121,12 +122,12 @@ class Processes:
 
     def _send(self, rank: int, answer: Answer) -> None:
         pipe = next(pipe for pipe, other in self._pipes.items() if other == rank)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which its pipe tells next
+        with suppress(BrokenPipeError, ConnectionResetError):  # the rank has ended, which its pipe reports next
             pipe.send(answer)
 
 
 def profile_of(path: Path, rank: int) -> Path:
-    """The file of a rank's profile; `path`: rank 0's, which has its number in its name ("rank-0.json.gz")."""
+    """Return the file of a rank's profile; `path`: rank 0's, whose name has its number ("rank-0.json.gz")."""
     if rank == 0:
         return path
     name = path.name.replace("rank-0", f"rank-{rank}", 1)

@@ -1,6 +1,5 @@
-"""What was played, as PyTorch's profiler would have recorded it: Kineto's JSON, for ui.perfetto.dev and all that reads
-such traces. Every order between host and streams that the clock kept is in it, as CUDA's profiler records them
-(`cuda_sync` events).
+"""Writes the emulated iterations in the format of PyTorch's profiler: Kineto's JSON, for ui.perfetto.dev and other
+readers. It contains all dependencies between host and streams, as CUDA's profiler records them (`cuda_sync` events).
 """
 
 import json
@@ -14,12 +13,12 @@ from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.session import Session
 
 HOST, DEVICE = 1, 0
-"""Processes of the file."""
+"""Process ids in the file."""
 THREAD = 1
 FIRST_STREAM = 7
-"""As torch numbers its default stream."""
+"""torch's number of its default stream."""
 _TICK_S = 1e-8
-"""Of a runtime call: shorter than anything that the host does."""
+"""Duration of a runtime call: shorter than any other host activity."""
 _KERNELS = {
     "all_reduce": "ncclDevKernel_AllReduce_Sum_RING",
     "all_gather": "ncclDevKernel_AllGather_RING",
@@ -36,11 +35,11 @@ _NAMES = {
     "reduce_scatter": "_reduce_scatter_base",
     "all_to_all": "all_to_allv",
 }
-"""c10d's, where they differ."""
+"""c10d's names, where they differ."""
 
 
 def write(session: Session, path: Path) -> None:
-    """Write the last PROFILED iterations, but not the first unless it is the only one, to `path` (.json or
+    """Write the last PROFILED iterations, without the first unless it is the only one, to `path` (.json or
     .json.gz)."""
     head = {
         "schemaVersion": 1,
@@ -61,7 +60,7 @@ class _Events:
         ends = {one.start_s + one.duration_s: place for place, one in enumerate(self._spans)}
         self._waits = [(one, ends.get(one.until_s)) for one in clock.waits if one.at_s >= self._from_s]
         self._records: dict[int, int] = {}
-        """Span → correlation of the cudaEventRecord behind it, of those that something waits for."""
+        """Span → correlation id of the cudaEventRecord after it, for spans that are waited for."""
         self._next = 2 * len(self._spans) + 1
         for wait, place in self._waits:
             if wait.stream >= 0 and place is not None and place not in self._records:
@@ -92,7 +91,8 @@ class _Events:
                 yield {"ph": "C", "name": name, "pid": DEVICE, "ts": at_s * 1e6, "args": args}
 
     def _span(self, place: int, span: Span) -> Iterator[dict[str, Any]]:
-        """An operator or collective: the host's call, the launch within it, what runs on the device."""
+        """Yield the events of an operator or collective: the host's call, the launch within it, the kernel on the
+        device."""
         correlation = place + 1
         where = {"correlation": correlation, "device": 0, "stream": FIRST_STREAM + span.stream}
         if isinstance(span, Collective):
@@ -136,7 +136,7 @@ class _Events:
 
 
 def _described(span: Collective, rank: int) -> dict[str, Any]:
-    """As c10d describes a collective (torch/csrc/distributed/c10d/ParamCommsUtils.hpp), in bytes."""
+    """Return the description of a collective as in c10d (torch/csrc/distributed/c10d/ParamCommsUtils.hpp), in bytes."""
     name, ranks = span.group
     whole, share = int(span.size_bytes), int(span.size_bytes / len(ranks))
     ends: dict[str, Any] = {}

@@ -1,5 +1,5 @@
 """The process of one rank: `python -m emulator.peers.script.program REQUEST SCRIPT ARGUMENTS`, or `-m MODULE ARGUMENTS`
-in place of SCRIPT. REQUEST is a JSON file that names the cluster, the rank and where the result goes.
+instead of SCRIPT. REQUEST is a JSON file with the cluster, the rank and the path of the result.
 """
 
 import atexit
@@ -26,7 +26,7 @@ _OTHERS = (str(Path(emulator.__file__).parent), str(Path(traceback.__file__).par
 
 
 def main(arguments: list[str]) -> None:
-    """Play the script and write what became of it."""
+    """Run the script and write its outcome."""
     import torch
 
     request = json.loads(Path(arguments[0]).read_text())
@@ -58,14 +58,14 @@ def main(arguments: list[str]) -> None:
     except NotImplementedError as error:
         traceback.print_exc()
         outcome = {"error": _unsupported(str(error)), "where": _where(error)}
-    except BaseException as error:  # torch.distributed.checkpoint's are no Exception
+    except BaseException as error:  # errors of torch.distributed.checkpoint are not Exceptions
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {error}".strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))
 
 
 def _unsupported(message: str) -> str:
-    """Of what torch has no rule for, in one sentence."""
+    """Return a one-sentence message for operators without a rule in torch."""
     found = re.search(r"HigherOrderOperator (\w+)", message)
     if found is None:
         return f"NotImplementedError: {message}".strip()
@@ -73,7 +73,7 @@ def _unsupported(message: str) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last line of the user's own code that an error came through: file:line."""
+    """Return the innermost line of the user's code in an error's traceback: file:line."""
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((*_OTHERS, "<frozen")) and "site-packages" not in frame.filename:
@@ -86,4 +86,4 @@ if __name__ == "__main__":
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # Python would take seconds to take torch apart
+    os._exit(0)  # Python would take seconds to unload torch

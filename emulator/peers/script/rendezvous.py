@@ -1,7 +1,7 @@
-"""Ranks that do different things, as a pipeline's stages do, run side by side, each in a process with a clock of its
-own. A transfer between them begins when all of its ranks are ready. Here is who has come to which transfer, and who
-waits: plain data, no processes (`processes.py` has these). A rank that another sends to or receives from runs, too;
-all others are taken to do what one of those does.
+"""Rendezvous of ranks that do different things, such as a pipeline's stages, each running in a process with its own
+clock. A transfer between them begins when all of its running ranks are ready. This module tracks arrivals and waiting
+ranks as plain data, without processes (`processes.py`). Ranks that another one sends to or receives from run as well;
+all others are assumed to do the same as one of those.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ class Broadcast(NamedTuple):
 
 
 Key = tuple[Any, ...]
-"""Of a transfer: its communicator and its number there; or a Broadcast."""
+"""Key of a transfer: its communicator and its number there; or a Broadcast."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank that has come to a transfer, and is ready at `ready_s`. `call`: what it does there, as all have to;
-    `payload`: values that it brings. `needed`: ranks that have to come, too, whether they run already or not."""
+    """A rank's arrival at a transfer, ready at `ready_s`. `call`: its operation, which must be the same on all ranks;
+    `payload`: values that it sends. `needed`: ranks that must take part, whether they run already or not."""
 
     rank: int
     key: Key
@@ -37,8 +37,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Brought:
-    """What a rank knows of the values that it gives to a collective, as a digest: ranks have to bring the same, as each
-    goes on with copies of its own."""
+    """Digest of a rank's known input values of a collective: they must be equal on all ranks, as each continues with
+    copies of its own."""
 
     rank: int
     key: Key
@@ -48,7 +48,7 @@ class Brought:
 
 @dataclass(frozen=True)
 class Published:
-    """What `key.root` has for the others in a broadcast; None: values that it does not know."""
+    """Values of `key.root` for the others in a broadcast; None: unknown."""
 
     key: Broadcast
     payload: bytes | None
@@ -56,22 +56,22 @@ class Published:
 
 @dataclass(frozen=True)
 class Wanting:
-    """A rank goes on no further without a transfer."""
+    """A rank is blocked on a transfer."""
 
     rank: int
     key: Key
 
 
 class Done(NamedTuple):
-    """A rank has played enough iterations, and goes on as long as others need it to."""
+    """A rank has run enough iterations; it continues as long as others need it to."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Answer:
-    """To a rank that waits. `start_s`: when all were ready. `payloads`: by rank. `error`: why it waits in vain;
-    `is_over`: all ranks have played enough."""
+    """Reply to a waiting rank. `start_s`: time at which all were ready. `payloads`: by rank. `error`: reason for which
+    it can't continue; `is_over`: all ranks have run enough."""
 
     start_s: float = 0.0
     payloads: dict[int, bytes] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Answer:
 
 
 class Rendezvous:
-    """`running`: the ranks that run."""
+    """State of the rendezvous. `running`: the running ranks."""
 
     def __init__(self, running: set[int]):
         self.running = set(running)
@@ -97,14 +97,14 @@ class Rendezvous:
         return self.running <= self._done | self._ended
 
     def add(self, arrival: Arrival) -> set[int]:
-        """Returns ranks that have to run from now on."""
+        """Add an arrival; return ranks that must run from now on."""
         self._arrivals.setdefault(arrival.key, {})[arrival.rank] = arrival
         new = set(arrival.needed) - self.running
         self.running |= new
         return new
 
     def bring(self, brought: Brought) -> None:
-        """Values that differ from another rank's end the run."""
+        """Add input values; the run ends if they differ from another rank's."""
         first = self._brought.setdefault(brought.key, brought)
         if first.digest != brought.digest and not self._differing:
             self._differing = (
@@ -113,24 +113,24 @@ class Rendezvous:
             )
 
     def publish(self, published: Published) -> None:
-        """For who asks by its key."""
+        """Add broadcast values, for ranks that wait for their key."""
         self._published[published.key] = published.payload
 
     def wait(self, wanting: Wanting) -> None:
-        """The rank gets one of `answers`."""
+        """Add a waiting rank, which receives one of `answers`."""
         self._waiting[wanting.rank] = wanting.key
 
     def done(self, rank: int) -> None:
-        """The rank has played enough."""
+        """Record that a rank has run enough iterations."""
         self._done.add(rank)
 
     def ended(self, rank: int) -> None:
-        """The rank runs no longer."""
+        """Record that a rank's process has ended."""
         self._ended.add(rank)
         self._waiting.pop(rank, None)
 
     def answers(self) -> Iterator[tuple[int, Answer]]:
-        """To all ranks that wait no longer."""
+        """Yield replies to all ranks that no longer need to wait."""
         for rank, key in list(self._waiting.items()):
             answer = self._answer(key)
             if answer is not None:
@@ -146,7 +146,7 @@ class Rendezvous:
         return sorted(self._waiting.items())
 
     def _answer(self, key: Key) -> Answer | None:
-        """None: some are missing."""
+        """Return the reply for a key; None: ranks are missing."""
         if self.is_over:
             return Answer(is_over=True)
         if self._differing:

@@ -1,4 +1,4 @@
-"""What became of a script: an iteration's time and where it went, memory at its peak."""
+"""Result of a script: iteration time by part, and memory at its peak."""
 
 import dataclasses
 from collections import defaultdict
@@ -14,7 +14,7 @@ from switchml.units import memory_text
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """Times in seconds, sizes in bytes."""
+    """Result of one rank. Times in seconds, sizes in bytes."""
 
     script: str
     accelerator: str
@@ -23,19 +23,19 @@ class ScriptResult:
     rank: int
     iteration_s: float
     parts: dict[str, float]
-    """Of the iteration, by what the device does; they add up to it."""
+    """Seconds of the iteration by activity of the device; their sum is the iteration time."""
     communication_s: float
-    """Of all collectives, hidden or not."""
+    """Duration of all collectives, hidden or not."""
     collectives: dict[str, dict[str, float]]
-    """Of an iteration, by operation: calls, bytes, seconds."""
+    """Calls, bytes and seconds of an iteration, by operation."""
     operators: int
     allocated_bytes: int
     reserved_bytes: int
     capacity_bytes: float
     memory: dict[str, int]
-    """What is allocated at the peak, by use."""
+    """Allocated bytes at the peak, by use."""
     modules: dict[str, dict[str, float]]
-    """By module, layers that are alike together ("h.*.mlp"), "" for what is in none: seconds of its kernels, forward
+    """By module, equal layers together ("h.*.mlp"), "" for operators outside modules: seconds of its kernels, forward
     and backward, and bytes of its activations at the peak."""
     notes: list[str] = field(default_factory=list)
 
@@ -44,7 +44,7 @@ class ScriptResult:
 
 
 def result_of(session: Session, script: str) -> ScriptResult:
-    """Of what was played; EmulationError where that is no iteration."""
+    """Return the result of a run. Raises EmulationError if it contains no iteration."""
     if not session.device.operators:
         raise EmulationError(f'{script} put nothing on a GPU: tensors have to be moved to "cuda"')
     if not session.boundaries:
@@ -109,7 +109,7 @@ def result_of(session: Session, script: str) -> ScriptResult:
 
 
 def _check_memory(session: Session, script: str) -> None:
-    """EmulationError where compiled code was played eagerly to the end, without a limit, and took too much."""
+    """Raise EmulationError if compiled code ran eagerly to the end, without a memory limit, and used too much."""
     capacity, taken = session.cluster.device.memory_bytes, session.memory.peak_reserved_bytes
     if session.compiled.is_used and not session.follower.is_ready and taken > capacity:
         raise EmulationError(
@@ -131,7 +131,7 @@ def _modules(session: Session, spans: list[Span]) -> dict[str, dict[str, float]]
 def _busy(
     session: Session, spans: list[Span], start_s: float, end_s: float
 ) -> tuple[dict[str, float], list[tuple[float, float]]]:
-    """Seconds of the device by kind of kernel, each moment counted once, and when none runs."""
+    """Return the device's seconds by kind of kernel, overlaps counted once, and the gaps in which none runs."""
     busy: defaultdict[str, float] = defaultdict(float)
     covered_s = start_s
     gaps: list[tuple[float, float]] = []
@@ -148,8 +148,8 @@ def _busy(
 
 
 def _stalls(session: Session, spans: list[Span], gaps: list[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds of `gaps` in which something is sent, and others in which a stream waits for a transfer that other ranks
-    are not ready for."""
+    """Return the seconds of `gaps` during which data is transferred, and other seconds during which a stream waits for
+    a transfer whose other ranks are not ready."""
     transfers = {one.start_s + one.duration_s: one.start_s for one in spans if isinstance(one, Collective)}
     sent = [(start_s, until_s) for until_s, start_s in transfers.items()]
     waited = [
@@ -162,7 +162,7 @@ def _stalls(session: Session, spans: list[Span], gaps: list[tuple[float, float]]
 
 
 def _overlap(intervals: list[tuple[float, float]], gaps: list[tuple[float, float]]) -> float:
-    """Seconds of `gaps`, which are in order, in at least one of `intervals`."""
+    """Return the seconds of `gaps` (in order) that are in at least one of `intervals`."""
     total_s, at_s, place = 0.0, 0.0, 0
     for begin_s, until_s in sorted(intervals):
         begin_s, at_s = max(begin_s, at_s), max(at_s, until_s)

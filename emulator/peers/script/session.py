@@ -1,5 +1,5 @@
-"""One rank of a script on an emulated GPU: what stands in front of torch, where iterations begin and end, what memory
-is used for. Run in a process of its own (`program.py`), as it changes torch for good.
+"""One rank of a script on an emulated GPU: patches torch, detects iterations, and attributes memory. Runs in a separate
+process (`program.py`), as it changes torch permanently.
 """
 
 import importlib
@@ -28,13 +28,13 @@ from emulator.peers.script.operators import Operator
 from switchml.units import memory_text
 
 WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
-"""Of cuBLAS, for each thread that multiplies: forward's and backward's (at::cuda::getChosenWorkspaceSize; others have
-about 8 MiB)."""
+"""Size of cuBLAS's workspace, one for each thread that runs GEMMs: forward's and backward's
+(at::cuda::getChosenWorkspaceSize; other architectures use about 8 MiB)."""
 
 
 class Session:
-    """Everything that the script meets. `ranks`: which one this is, and others that run. `iterations`: how many to
-    play."""
+    """The emulated environment of a script. `ranks`: this rank and connections to others. `iterations`: number to
+    run."""
 
     def __init__(self, cluster: Cluster, world: int, ranks: Ranks, allreduce: str, iterations: int):
         accelerator, local_rank = cluster.device, ranks.rank % cluster.accelerators_per_node
@@ -46,11 +46,11 @@ class Session:
         self.ledger = Ledger()
         self.modules = Modules()
         self._module = OUTSIDE
-        """Of the last operator: what is allocated next is for its results."""
+        """Module of the last operator: the next allocations are for its results."""
         self.boundaries: list[tuple[float, int]] = []
-        """(seconds, spans so far) at the end of each iteration."""
+        """(seconds, number of spans so far) at the end of each iteration."""
         self.scopes: list[tuple[str, float, float]] = []
-        """What the host was at, as the profiler names it, from and to when."""
+        """Host activities as named by the profiler, with start and end."""
         self._costs = Costs(accelerator, cluster.software)
         self._blocks: dict[int, Block | None] = {}
         self._workspaces: set[bool] = set()
@@ -72,12 +72,12 @@ class Session:
         register_optimizer_step_post_hook(self._stepped)
 
     def title_of(self, operator: int) -> str:
-        """What kind of kernel an operator is."""
+        """Return the display name of an operator's kind of kernel."""
         return self._costs.title(self.device.operators[operator])
 
     def _learn_first(self) -> None:
-        """Until it is known what a compiler makes of an iteration, more memory is taken than there will be. The third
-        iteration tells: in the second DDP sets its buckets up again."""
+        """Remove the memory limit until the compiled iteration is known, as eager execution uses more. The third
+        iteration is recorded, because DDP rebuilds its buckets in the second."""
         self.memory.capacity_bytes = math.inf
         self._iterations += 1
 
@@ -173,7 +173,8 @@ class Session:
             self.ranks.finish()
 
     def _next_compiled(self) -> None:
-        """The next iteration is recorded, or is the first of those that are played as compiled: their peak counts."""
+        """Begin recording the next iteration, or replaying it as compiled: the first such iteration restarts the peak
+        counters."""
         was_ready = self.follower.is_ready
         self.compiled.next_iteration()
         if len(self.boundaries) > 1:
@@ -193,7 +194,8 @@ class Session:
 
 
 def _is_expandable() -> bool:
-    """As the environment has it (torch's notes on CUDA semantics, "Optimizing memory usage")."""
+    """Return whether the environment enables expandable segments (torch's notes on CUDA semantics, "Optimizing memory
+    usage")."""
     options = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     return "expandable_segments:true" in options.replace(" ", "").lower()
 

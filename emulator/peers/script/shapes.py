@@ -1,6 +1,5 @@
-"""What goes into an operator and what comes out, without values: shapes, which arguments are changed, which results are
-arguments or look at them.
-"""
+"""Inputs and outputs of operators, without values: shapes, modified arguments, and results that are or alias
+arguments."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from switchml.errors import EmulationError
 
 @dataclass(frozen=True)
 class Returns:
-    """How a returned tensor relates to an argument: its place and name, and whether it is that very tensor."""
+    """Relation of a returned tensor to an argument: its index and name, and whether it is the same tensor (or a
+    view)."""
 
     place: int
     name: str
@@ -22,14 +22,14 @@ class Returns:
 
 
 def key_of(one: Any) -> Any:
-    """What stands for an argument in a table: of a tensor all but its values."""
+    """Return the cache key of an argument: for a tensor, everything except values."""
     if isinstance(one, torch.Tensor):
         return (one.size(), one.stride(), one.storage_offset(), one.dtype, one.device.type)
     return (type(one), None) if isinstance(one, torch.Generator) else (type(one), one)
 
 
 def on_meta(one: Any) -> Any:
-    """The argument as meta kernels take it."""
+    """Return the argument for meta kernels."""
     if isinstance(one, torch.Generator):
         return None
     if not isinstance(one, torch.Tensor):
@@ -43,8 +43,8 @@ def on_meta(one: Any) -> Any:
 
 
 def on_host(func: Any, plain: list[Any], spec: Any, error: Exception) -> Any:
-    """The result where torch has no meta kernel: of the host's, for zeros. EmulationError where there is none either,
-    or where a result is as long as values say."""
+    """Return the result where torch has no meta kernel: that of the host's kernel, for zeros. Raises EmulationError if
+    there is none either, or if the result's size depends on values."""
     if torch.Tag.dynamic_output_shape in func.tags:
         raise EmulationError(
             f"{func} can't be emulated: its result is as long as values say, which emulated tensors don't have"
@@ -62,14 +62,14 @@ def on_host(func: Any, plain: list[Any], spec: Any, error: Exception) -> Any:
 
 
 def shape_of(tensor: torch.Tensor) -> TensorShape:
-    """Of one tensor."""
+    """Return the shape of a tensor."""
     return TensorShape(
         tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype, tensor.element_size()
     )
 
 
 def shapes_of(given: Any) -> Any:
-    """Of tensors in the structure of a result."""
+    """Return the shapes of tensors in the structure of a result."""
     if isinstance(given, torch.Tensor):
         return shape_of(given)
     if isinstance(given, (tuple, list)):
@@ -78,7 +78,7 @@ def shapes_of(given: Any) -> Any:
 
 
 def changed_by(func: Any, flat: list[Any], spec: Any) -> dict[int | str, Any]:
-    """Arguments that are changed: place or name → shapes."""
+    """Return the modified arguments: index or name → shapes."""
     args, kwargs = tree_unflatten([shape_of(one) if isinstance(one, torch.Tensor) else one for one in flat], spec)
     found: dict[int | str, Any] = {}
     for place, argument in enumerate(func._schema.arguments):
@@ -90,16 +90,16 @@ def changed_by(func: Any, flat: list[Any], spec: Any) -> dict[int | str, Any]:
 
 
 def bytes_of(shapes: Any) -> int:
-    """Of all `TensorShape`s in a structure."""
+    """Return the bytes of all `TensorShape`s in a structure."""
     return sum(one.bytes for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape))
 
 
 class _Tensorless:
-    """Stands for a tensor where none may be kept."""
+    """Placeholder for a tensor, to avoid keeping references."""
 
 
 def options_of(func: Any, flat: list[Any], spec: Any) -> dict[str, Any]:
-    """Arguments that are no tensors, by name."""
+    """Return the non-tensor arguments, by name."""
     args, kwargs = tree_unflatten([_Tensorless if isinstance(one, torch.Tensor) else one for one in flat], spec)
     names = (argument.name for argument in func._schema.arguments)
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -107,7 +107,7 @@ def options_of(func: Any, flat: list[Any], spec: Any) -> dict[str, Any]:
 
 
 def returns_of(func: Any) -> list[Returns | None]:
-    """For each returned value, the argument that it is or looks at."""
+    """Return, for each returned value, the argument that it is or aliases."""
     arguments = func._schema.arguments
     found: list[Returns | None] = []
     for one in func._schema.returns:
@@ -118,7 +118,7 @@ def returns_of(func: Any) -> list[Returns | None]:
                 if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set:
                     relation = Returns(place, argument.name, alias.is_write)
                     break
-        if relation is None and func.is_view:  # a list of views: its schema names them in a way that torch hides
+        if relation is None and func.is_view:  # a list of views: its schema's aliases are not accessible
             relation = Returns(0, arguments[0].name, False)
         found.append(relation)
     return found

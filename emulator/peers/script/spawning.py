@@ -1,5 +1,4 @@
-"""Ranks that a script starts itself, by `torch.multiprocessing.spawn` or a Process for each: this process plays one of
-them."""
+"""Replaces `torch.multiprocessing.spawn` and `Process`: of the ranks that a script starts, this process runs one."""
 
 import multiprocessing.process
 import sys
@@ -15,7 +14,7 @@ _Process = multiprocessing.process.BaseProcess
 
 
 def install(rank: int, world: int, per_node: int) -> None:
-    """Run what a script spawns for each GPU, or each rank, here and once, as this process's rank."""
+    """Run functions that a script spawns for each GPU, or each rank, once in this process, as its rank."""
     here = min(world, per_node)
 
     def spawn(
@@ -65,7 +64,7 @@ def _play_processes(rank: int) -> None:
 
 
 class _Joined:
-    """Processes that have ended, like a `torch.multiprocessing.ProcessContext`."""
+    """Ended processes, with the interface of `torch.multiprocessing.ProcessContext`."""
 
     def join(self, *_: Any, **__: Any) -> bool:
         return True

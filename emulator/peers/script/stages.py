@@ -1,14 +1,14 @@
-"""What became of the ranks that ran, where they differ: a pipeline's stages."""
+"""Combines the results of ranks that differ: a pipeline's stages."""
 
 from typing import Any
 
 WAITING = "waiting for other ranks"
-"""A part of an iteration: a transfer that other ranks are not ready for. Of a pipeline, its bubble."""
+"""Part of an iteration: waiting for a transfer whose other ranks are not ready. In a pipeline, its bubble."""
 
 
 def together(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """One `ScriptResult` in JSON: of the rank that waits least for others. Where several ran, with an entry for each
-    under `stages`: seconds of its iteration, share of it that it waits for others, bytes at its peak."""
+    """Return one `ScriptResult` in JSON: that of the rank with the least waiting. If several ran, it has an entry for
+    each under `stages`: iteration seconds, share of it spent waiting for others, bytes at the peak."""
     stages = [
         {
             "rank": rank,

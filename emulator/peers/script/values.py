@@ -1,5 +1,5 @@
-"""Values where a script asks for one. Tensors with one element (a loss, GradScaler's scale, a flag) carry theirs:
-worked out where everything that went in is known, else plausible, and counted. Masks as indices pick half.
+"""Values that a script reads. Tensors with one element (a loss, GradScaler's scale, a flag) have one: computed where
+all inputs are known, else a plausible one, which is counted. Unknown masks used as indices select half of the elements.
 """
 
 import math
@@ -12,59 +12,59 @@ from torch.utils._pytree import tree_unflatten
 aten = torch.ops.aten
 
 READ = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
-"""Operators that hand a value to Python."""
+"""Operators that return a value to Python."""
 
 TRUE = {aten.all.default, aten.all.dim}
-"""Operators whose result is true unless its inputs are known: whether all is finite, equal or close."""
+"""Operators whose result is assumed to be true if inputs are unknown: whether all is finite, equal or close."""
 
 COUNTS = {aten.bincount.default, aten.histc.default}
-"""Operators that count how often each number occurs: as often as others, unless their inputs are known."""
+"""Operators that count occurrences of numbers: assumed to be equal if inputs are unknown."""
 
 KEPT = {aten._amp_foreach_non_finite_check_and_unscale_.default}
-"""Operators that leave values as they were: no gradient overflows."""
+"""Operators assumed to leave values unchanged: no gradient overflows."""
 
 COPIED = 1 << 14
-"""Elements up to which values that go to the device and come back are kept: DDP's order of buckets does."""
+"""Maximum number of elements of tensors whose values are kept between host and device; DDP's bucket order needs it."""
 
 _RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")
 
 
 class Known:
-    """Values of tensors with one element, by their storage."""
+    """Known values of tensors, by their storage."""
 
     def __init__(self) -> None:
         self.assumed = 0
-        """Times that a script read a value which nothing determines."""
+        """Number of reads of values that nothing determines."""
         self.guessed = 0
-        """Masks that were taken to pick half of the elements."""
+        """Number of masks that were assumed to select half of the elements."""
         self.spreads = 0
-        """Counts that were taken to be even: tokens of experts, members of classes."""
+        """Number of counts that were assumed to be even: tokens of experts, members of classes."""
         self._values: dict[int, dict[int, Any]] = {}
-        """Of a storage: offset → value."""
+        """Storage → offset → value."""
         self._copies: dict[int, torch.Tensor] = {}
-        """What came from the host, by the storage that it was copied to."""
+        """Values copied from the host, by target storage."""
 
     def forget(self, address: int) -> None:
-        """Nothing is known of a storage."""
+        """Discard all values of a storage."""
         self._values.pop(address, None)
         self._copies.pop(address, None)
 
     def copied(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
-        """A tensor of the host has been copied to one of the device, which is new or all of its storage."""
+        """Record the copy of a host tensor to a device tensor, which is new or all of its storage."""
         storage = tensor.untyped_storage()
         is_whole = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
         if tensor.numel() <= COPIED and is_whole:
             self._copies[storage._cdata] = source.detach().to(tensor.dtype, copy=True).contiguous()
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What was copied there, if nobody has changed it; of a part of it, too."""
+        """Return the values copied to a tensor, or a part of it, if unmodified since."""
         found = self._copies.get(tensor.untyped_storage()._cdata)
         if found is None or found.dtype != tensor.dtype:
             return None
         return found.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def payload(self, tensor: torch.Tensor) -> bytes | None:
-        """The values of a tensor that is sent, as bytes; None where they are not known."""
+        """Return the values of a tensor to send, as bytes; None if unknown."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             found: torch.Tensor | None = tensor.detach()
         else:
@@ -74,7 +74,7 @@ class Known:
         return None if found is None else found.reshape(-1).view(torch.uint8).numpy().tobytes()
 
     def receive(self, tensor: torch.Tensor, payload: bytes | None) -> None:
-        """A message has come; `payload`: as of the sender."""
+        """Store received values; `payload`: the sender's."""
         is_here = tensor.device.type == "cpu" and type(tensor) is torch.Tensor
         if not is_here:
             self.forget(tensor.untyped_storage()._cdata)
@@ -101,13 +101,13 @@ class Known:
             self._values.setdefault(address, {})[offset] = value
 
     def suppose(self, tensor: torch.Tensor, value: Any) -> None:
-        """A value that nothing determines."""
+        """Assume a value that nothing determines."""
         if tensor.numel() == 1 and tensor.device.type == "cuda":
             self.assumed += 1
             self._know(tensor, value)
 
     def spread(self, counts: torch.Tensor, total: int) -> None:
-        """So many elements are counted evenly."""
+        """Assume that `total` elements are counted evenly."""
         self.spreads += 1
         bins = counts.numel()
         even = torch.full((bins,), total // bins)
@@ -115,7 +115,7 @@ class Known:
         self.copied(counts, even)
 
     def learn(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """All values of a tensor of the device, which may be a part of its storage."""
+        """Store all values of a device tensor, which may be a part of its storage."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             tensor.copy_(values)
             return
@@ -130,7 +130,7 @@ class Known:
         whole.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset())).copy_(values)
 
     def are_known(self, flat: list[Any]) -> bool:
-        """Whether the values of all tensors among arguments are known, and few."""
+        """Return whether the values of all tensors among the arguments are known, and few."""
         return all(one.numel() <= COPIED and self._holds(one) for one in flat if isinstance(one, torch.Tensor))
 
     def _holds(self, tensor: torch.Tensor) -> bool:
@@ -139,14 +139,14 @@ class Known:
         return self.copy_of(tensor) is not None or (tensor.numel() == 1 and self._is_known(tensor))
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host with the values that are known or plausible."""
+        """Return a host tensor with the known or plausible values."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             return tensor
         copy = self.copy_of(tensor)
         return torch.full(tensor.shape, self.value(tensor), dtype=tensor.dtype) if copy is None else copy
 
     def follow(self, func: Any, flat: list[Any], spec: Any, result: Any) -> None:
-        """Work an operator out whose tensors all have one element, or are known."""
+        """Compute an operator whose tensors all have one element, or are known."""
         if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
             return
         name = func._schema.name
@@ -168,7 +168,7 @@ class Known:
                 self.copied(result, given)
 
     def value(self, tensor: torch.Tensor) -> Any:
-        """Of a tensor with one element; the plausible one where it is not known."""
+        """Return the value of a tensor with one element; a plausible one if unknown."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             return tensor.reshape(()).item()
         copy = self.copy_of(tensor)
@@ -178,7 +178,7 @@ class Known:
         return found.get(int(tensor.storage_offset()), plausible(tensor.dtype))
 
     def drawn(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Random values for a tensor of the host that had none: from 0 to 1, integers to 127."""
+        """Return random values for a host tensor without any: from 0 to 1, integers up to 127."""
         self.assumed += 1
         with torch.utils._python_dispatch._disable_current_modes():
             values = torch.rand(tensor.shape)
@@ -187,12 +187,12 @@ class Known:
             return (values * (1 if tensor.dtype is torch.bool else 127)).round().to(tensor.dtype)
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        """Whether the value of a tensor with one element is known."""
+        """Return whether the value of a tensor with one element is known."""
         address, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
         return offset in self._values.get(address, {}) or self.copy_of(tensor) is not None
 
     def read(self, func: Any, tensor: torch.Tensor) -> Any:
-        """What READ gives."""
+        """Return the result of an operator in READ."""
         if func is aten.equal.default:
             self.assumed += 1
             return True
@@ -203,7 +203,7 @@ class Known:
 
 
 def plausible(dtype: torch.dtype) -> Any:
-    """What an unknown value is taken to be."""
+    """Return the value assumed for an unknown one."""
     if dtype is torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1
@@ -214,7 +214,7 @@ def _half(count: int) -> int:
 
 
 def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
-    """A mask as an index picks every other element."""
+    """Replace unknown masks by indices of half of the elements."""
     picked: list[Any] = []
     for index in args[1]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
@@ -228,14 +228,15 @@ def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
 
 
 def _counted(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """`bincount`, where the script says how many bins there are at least: more are not taken to be."""
+    """Return the shape of `bincount` if the script specifies the minimum number of bins, which is taken as their
+    number."""
     if not minlength:
         raise NotImplementedError
     return tensor.new_empty(minlength, dtype=torch.int64 if weights is None else weights.dtype)
 
 
 def _stats(image: Any, *_: Any) -> Any:
-    """Mean and inverse deviation of each channel, as SyncBatchNorm has them."""
+    """Return mean and inverse standard deviation of each channel, as in SyncBatchNorm."""
     width = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
     return tuple(image.new_empty(image.size(1), dtype=width) for _ in range(2))
 
@@ -266,7 +267,8 @@ def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
 
 
 def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """Torch's own asks for bfloat16, where its kernel takes other dtypes, too."""
+    """Return the shape of a grouped GEMM; torch's meta kernel requires bfloat16, although the kernel supports other
+    dtypes, too."""
     if left.dim() == right.dim() == 2:
         size = (offs.numel(), left.size(0), right.size(1))
     else:
@@ -285,11 +287,11 @@ SHAPES: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
 }
-"""Results on meta, for operators whose meta kernel is missing or refuses what the real one takes."""
+"""Results on meta, for operators whose meta kernel is missing or stricter than the real one."""
 
 RULES: dict[Any, Callable[[Any, dict[str, Any], Known], Any]] = {
     aten.index.Tensor: _index,
     aten.index_put.default: _index,
     aten.index_put_.default: _index,
 }
-"""Operators whose arguments are changed first."""
+"""Operators whose arguments are replaced first."""

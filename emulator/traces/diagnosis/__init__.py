@@ -1,8 +1,8 @@
-"""Why a traced job is slow, and what to change.
+"""Diagnosis of a traced job: why it is slow, and what to change.
 
-`context.py` has the joined trace and its replays. Each kind of fault has a file of checks, which `checks.py` lists.
-`causes.py` says where time went and who waited for whom, `diff.py` how two runs differ;
-`emulator/surface/report/diagnosis.py` shows all of it."""
+`context.py` has the joined trace and its replays. Each kind of fault has a file of checks, listed in `checks.py`.
+`causes.py` attributes time and waiting, `diff.py` compares two runs; `emulator/surface/report/diagnosis.py` presents
+the results."""
 
 from switchml import lazy
 

@@ -1,5 +1,5 @@
-"""What must hold for every report: parts add up, waiting adds up over peers, and no finding gains time that
-accelerators compute. And the warning that a replay far off the trace is no ground for advice.
+"""Invariants of every report: parts add up, waiting adds up over peers, and no finding gains time in which accelerators
+compute. Also the warning about a replay that is far off the trace.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,15 @@ from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import LaneKind
 
 SLACK = 1e-6
-"""Of the iteration: sums of many numbers."""
+"""Tolerance relative to the iteration, for sums of many numbers."""
 MOST_OFF = 0.1
-"""Of the traced iteration: a replay that is further off lacks something that the job waits for."""
+"""Maximum deviation of the replay from the traced iteration: beyond it, the replay lacks something that the job waits
+for."""
 COMPUTES_AS_BEFORE = {
     "network bound", "small messages", "serialized all-reduces", "starved accelerator", "synchronizations",
     "allocations", "first use", "host gaps", "loading",
 }  # fmt: skip
-"""Findings of which the change leaves accelerators what they compute."""
+"""Findings whose change leaves accelerator compute unchanged."""
 
 
 def check(context: DiagnosisContext, findings: Sequence[Finding]) -> None:
@@ -40,7 +41,7 @@ def check(context: DiagnosisContext, findings: Sequence[Finding]) -> None:
 
 
 def doubt(context: DiagnosisContext) -> list[str]:
-    """A sentence for reports whose replay is far from the trace."""
+    """Return a warning for reports whose replay is far off the trace."""
     traced_s = context.joined.iteration_s
     if not traced_s or abs(context.iteration_s / traced_s - 1) <= MOST_OFF:
         return []
@@ -51,7 +52,7 @@ def doubt(context: DiagnosisContext) -> list[str]:
 
 
 def _computed_s(context: DiagnosisContext) -> float:
-    """What the busiest stream of an accelerator computes, which takes its time whatever else is faster."""
+    """Return the compute time of the busiest accelerator stream, a lower bound of the iteration."""
     computes = (context.kind == Kind.COMPUTE) & (context.lane_kind == LaneKind.DEVICE)
     stream = context.graph.ops.stream[computes]
     return float(np.bincount(stream, context.own_s[computes], minlength=1).max(initial=0.0))

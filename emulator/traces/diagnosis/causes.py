@@ -1,4 +1,5 @@
-"""Where each rank's time went (`replay.parts`), and which rank it waited for: the last to arrive, or to end."""
+"""Attributes each rank's time (`replay.parts`), and its waiting to the rank waited for: the last to arrive, or to
+end."""
 
 from dataclasses import dataclass
 
@@ -10,19 +11,20 @@ from emulator.jobs.workload.graph import NO_TRANSFER, Kind
 
 _ACTIVE = np.array([PART_OF_KIND[kind] for kind in Kind])
 _WAITS_AS = np.array([PART_OF_WAIT.get(kind, IDLE) for kind in Kind])
-"""By `Kind`: the parts of an op that goes on, and of one that waits for its transfer."""
+"""By `Kind`: part of an active op, and of one that waits for its transfer."""
 
 
 @dataclass(frozen=True)
 class Causes:
-    """All in seconds."""
+    """Attribution of time; all in seconds."""
 
     parts: Parts
     waiting_s: np.ndarray
-    """float64 (ranks, ranks): how long one rank only waited for another. A row sums to peers' waiting and bubble."""
+    """float64 (ranks, ranks): time that one rank only waited for another. A row sums to waiting for peers and bubble.
+    """
 
     def by_rank(self) -> list[dict[str, float]]:
-        """Of each rank: part → seconds, those that are nowhere left out."""
+        """Return part → seconds for each rank, without parts that are 0 on all ranks."""
         used = np.any(self.parts.by_rank, axis=0)
         return [
             {name: float(s) for name, s, is_used in zip(PARTS, row, used, strict=True) if is_used}
@@ -31,7 +33,7 @@ class Causes:
 
 
 def causes(played: Replayed) -> Causes:
-    """Charge every moment of every rank."""
+    """Attribute the time of every rank."""
     shares = parts(played)
     graph = played.graph
     ranks = len(graph.ranks)
@@ -49,7 +51,7 @@ def causes(played: Replayed) -> Causes:
 def _blame(
     played: Replayed, op_rank: np.ndarray, ops: np.ndarray, rank: int, last_rank: int, waiting_s: np.ndarray
 ) -> None:
-    """Add to `waiting_s` (ranks,) what `rank`, whose ops are `ops`, waited for each."""
+    """Add the time that `rank`, whose ops are `ops`, waited for each rank to `waiting_s` (ranks,)."""
     graph = played.graph
     kind = graph.op_types.kind[graph.ops.op_type[ops]]
     active, waits_as = _ACTIVE[kind], _WAITS_AS[kind]
@@ -63,7 +65,7 @@ def _blame(
     at_start, at_move, at_end = (np.searchsorted(edges_s, moments) for moments in (start_s, moves_s, end_s))
 
     def covered(from_edge: np.ndarray, until_edge: np.ndarray) -> np.ndarray:
-        """bool (intervals,)."""
+        """Return which intervals are covered, bool (intervals,)."""
         steps = np.bincount(from_edge, minlength=len(edges_s)) - np.bincount(until_edge, minlength=len(edges_s))
         return np.cumsum(steps)[:-1] > 0
 
@@ -76,7 +78,7 @@ def _blame(
     blamed = np.full(len(edges_s) - 1, -1)
     for op in np.flatnonzero(moves_s > start_s)[::-1]:  # of several at once, the first in the graph
         blamed[at_start[op] : at_move[op]] = peer[op]
-    # What waits without holding a stream: whoever came last to the next transfer that begins.
+    # Waiting without holding a stream: attributed to the last to arrive at the next transfer that begins.
     unknown = np.flatnonzero(is_idle & (blamed < 0))
     coming = np.flatnonzero(meets)[np.argsort(moves_s[meets], kind="stable")]
     following = np.searchsorted(moves_s[coming], edges_s[unknown + 1])

@@ -1,4 +1,4 @@
-"""All checks, and the diagnosis that they make together."""
+"""The list of all checks, and the diagnosis that combines them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,32 +27,32 @@ CHECKS: list[Callable[[DiagnosisContext], list[Finding]]] = [
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What there is to say about a job."""
+    """Result of a job's diagnosis."""
 
     context: DiagnosisContext
     findings: list[Finding]
-    """The one that gains most first; none: there is nothing to change."""
+    """Findings, by falling gain; empty if there is nothing to change."""
 
     def __repr__(self) -> str:
         return f"<Diagnosis of {self.context.joined!r}: {len(self.findings)} findings>"
 
     @property
     def replay_error(self) -> float:
-        """Replayed over traced iteration time, less 1."""
+        """Replayed iteration time relative to the traced one, minus 1."""
         traced_s = self.context.joined.iteration_s
         return self.context.iteration_s / traced_s - 1 if traced_s else 0.0
 
     @property
     def assumptions(self) -> list[str]:
-        """What a reader must know: that the replay misses the trace, first, and what the join had to guess."""
+        """Assumptions to report: a warning if the replay is far off the trace, then those of the join."""
         return [*agreement.doubt(self.context), *self.context.joined.assumptions]
 
     def helps(self) -> dict[str, float]:
-        """Thing → seconds of the iteration were it twice as fast, for what the job has any of."""
+        """Return resource → seconds of the iteration if it were twice as fast, for the resources that the job uses."""
         return what_if(self.context.played)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return plain data."""
         context = self.context
         graph, path = context.graph, context.path
         return {
@@ -96,7 +96,8 @@ class Diagnosis:
 
 
 def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
-    """Replay and run every check; findings below `least_share` are left out. `codecs`: as in `DiagnosisContext`."""
+    """Replay a trace and run every check; findings below `least_share` are omitted. `codecs`: as in
+    `DiagnosisContext`."""
     context = DiagnosisContext.of(joined, least_share=least_share, codecs=codecs)
     findings = sorted(
         (finding for find in CHECKS for finding in find(context)), key=lambda finding: finding.gain_s, reverse=True

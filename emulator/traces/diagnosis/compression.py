@@ -1,4 +1,4 @@
-"""Compression that takes longer than what it spares."""
+"""Finds gradient compression that takes longer than it saves."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from switchml.units import bytes_text, time_text
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """One finding: the job without its codec, its buckets as large as the gradients in them."""
+    """Return at most one finding: the job without its codec, its buckets as large as their gradients."""
     codes = context.kind == Kind.CODEC
     if not codes.any():
         return []
@@ -36,7 +36,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def ratios(context: DiagnosisContext) -> np.ndarray:
-    """float64 (transfers,): how many times as many bytes a bucket's gradients have as it sends; 1 where unknown."""
+    """Return the compression ratio of each bucket, float64 (transfers,): bytes of its gradients over bytes sent; 1 if
+    unknown."""
     count = len(context.graph.transfers)
     sent = context.graph.op_types.bytes[context.graph.transfers.op_type]
     listed = [(op, transfer, size) for op, transfer, size in context.joined.gradients if transfer >= 0]

@@ -1,4 +1,4 @@
-"""Accelerators that idle because of their host: it launches too slowly, allocates, or waits for what it need not."""
+"""Finds accelerators that idle because of their host: slow launches, allocations, or unnecessary synchronization."""
 
 import numpy as np
 
@@ -12,16 +12,16 @@ from switchml.units import time_text
 
 ALLOCATIONS = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaStreamCreate", "cudaModuleLoad",
                "hipMalloc", "hipFree", "hipHostMalloc", "hipHostFree", "hipStreamCreate", "hipModuleLoad")  # fmt: skip
-"""Beginnings of the names of calls that a warm program does not make."""
+"""Name prefixes of calls that a program makes only during warm-up."""
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """At most one of each kind."""
+    """Return at most one finding of each kind."""
     return _starved(context) + _first_use(context) + _allocations(context) + _synchronizations(context)
 
 
 def _starved(context: DiagnosisContext) -> list[Finding]:
-    """The host's work for accelerators taken away: what is left is what they need."""
+    """Replay without the host's work for accelerators: the remaining time is the accelerators' own."""
     lane = context.lane_kind
     kernels = (lane == LaneKind.DEVICE) & (context.kind == Kind.COMPUTE)
     ranks = np.unique(context.rank[kernels])
@@ -50,7 +50,7 @@ def _starved(context: DiagnosisContext) -> list[Finding]:
 
 
 def _busy(context: DiagnosisContext, kernels: np.ndarray) -> float:
-    """The share of the iteration in which an accelerator computes on any of its streams, mean of all."""
+    """Return the share of the iteration in which an accelerator computes on any stream, averaged over accelerators."""
     graph = context.graph
     device = [f"{rank} {name.split(' stream ')[0]}" for rank, name in
               zip(graph.streams.rank.tolist(), graph.streams.name, strict=True)]  # fmt: skip
@@ -61,7 +61,7 @@ def _busy(context: DiagnosisContext, kernels: np.ndarray) -> float:
 
 
 def _fewer_launches(context: DiagnosisContext) -> list[str]:
-    """What the job does not do already."""
+    """Return settings for fewer launches that the job does not use already."""
     if context.mentions("GraphLaunch"):
         fewer = "the whole iteration in one CUDA graph, and no wait between one launch of it and the next"
     elif context.mentions(r"^triton_|Torch-Compiled|CompiledF(unction|xGraph)"):
@@ -77,13 +77,13 @@ def _fewer_launches(context: DiagnosisContext) -> list[str]:
 
 
 def _is_first_iteration(context: DiagnosisContext) -> bool:
-    """Whether so much of it is loading that it says nothing about launches."""
+    """Return whether loading takes so much of the iteration that it is not representative of launches."""
     extra_s = (context.own_s - usual_s(context)).sum() / max(len(context.graph.ranks), 1)
     return bool(extra_s > HIGH * context.iteration_s)
 
 
 def _first_use(context: DiagnosisContext) -> list[Finding]:
-    """Calls that load what they need, as long as they take later."""
+    """Replay calls that load libraries or modules with their usual duration."""
     extra_s = context.own_s - usual_s(context)
     calls = extra_s > 0
     if not calls.any():
@@ -108,7 +108,7 @@ def _first_use(context: DiagnosisContext) -> list[Finding]:
 
 
 def _allocations(context: DiagnosisContext) -> list[Finding]:
-    """Calls that allocate, each as if its memory had been there."""
+    """Replay without allocation calls."""
     calls = _allocates(context)
     if not calls.any():
         return []
@@ -132,13 +132,13 @@ def _allocations(context: DiagnosisContext) -> list[Finding]:
 
 
 def _allocates(context: DiagnosisContext) -> np.ndarray:
-    """bool (ops,)."""
+    """Return which ops are allocation calls, bool (ops,)."""
     works = np.array([name.startswith(ALLOCATIONS) for name in context.graph.op_types.name], bool)
     return works[context.graph.ops.op_type] & (context.lane_kind == LaneKind.HOST)
 
 
 def _synchronizations(context: DiagnosisContext) -> list[Finding]:
-    """Hosts that go on launching in place of waiting, but for the last wait of each thread."""
+    """Replay hosts that continue launching instead of waiting, except for the last wait of each thread."""
     waits = (context.what == What.SYNC) & (context.lane_kind == LaneKind.HOST)
     waits &= np.isin(context.rank, np.unique(context.rank[context.lane_kind == LaneKind.DEVICE]))
     stream = context.graph.ops.stream

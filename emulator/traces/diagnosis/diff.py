@@ -1,8 +1,9 @@
-"""How two runs of a job differ. Two accounts sum to the difference: by cause on the average rank, and by operation on
-the critical path. Besides, what each operation takes in both runs, and whether its difference may be chance.
+"""Compares two runs of a job. Two accounts sum to the difference: by cause on the average rank, and by operation on the
+critical path. In addition, the duration of each operation in both runs, and whether the difference may be chance.
 
-Iterations of one run share what else its machines did meanwhile, so that a difference between single runs may be theirs
-however little iterations scatter. Runs captured in turns, A B A B …, tell: their differences are compared pair by pair.
+Iterations of one run share the machines' state at that time, so that a difference between single runs may be due to it,
+however little iterations scatter. Runs captured alternately, A B A B …, resolve this: their differences are compared
+pair by pair.
 """
 
 from collections import defaultdict
@@ -18,52 +19,52 @@ from emulator.traces.events import What
 from emulator.traces.joined import Joined
 
 OPERATIONS = (What.COMPUTE, What.LAUNCH, What.LOAD, What.CODEC, What.COPY, What.CHECKPOINT)
-"""What is compared name by name; communication is compared by its sizes."""
+"""Operations compared by name; communication is compared by size."""
 FALSE_SHARE = 0.05
-"""Of the differences called significant, so many are expected to be chance."""
+"""Expected share of chance among the differences called significant."""
 LEAST_ITERATIONS = 3
 LEAST_PAIRS = 3
 
 
 @dataclass(frozen=True)
 class Row:
-    """Something that both runs may have; seconds of an average rank and iteration."""
+    """An entry of both runs; seconds of an average rank and iteration."""
 
     name: str
     a_s: float
     b_s: float
     a_count: float = 1.0
-    """How often in an iteration of a rank; 0: this run has none."""
+    """Occurrences per iteration and rank; 0: this run has none."""
     b_count: float = 1.0
     p: float | None = None
-    """How likely iterations, or pairs of runs, that differ in nothing would differ so much; None: too few to tell."""
+    """Probability of such a difference between equal iterations, or pairs of runs; None: too few samples."""
     is_significant: bool | None = None
 
     @property
     def difference_s(self) -> float:
-        """By how much B takes longer."""
+        """Additional time of B."""
         return self.b_s - self.a_s
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of run B against run A; of several pairs of runs, figures are means."""
+    """Difference of run B from run A; for several pairs of runs, means."""
 
     a: Sequence[DiagnosisContext]
     b: Sequence[DiagnosisContext]
-    """As many as A."""
+    """Runs B, paired with runs A in order."""
     iteration: Row
-    """As traced."""
+    """Traced iteration time."""
     parts: list[Row]
-    """Sums, with `unexplained_s`, to the iteration's difference."""
+    """Differences by part; together with `unexplained_s` they sum to the iteration's."""
     path: list[Row]
-    """So do these, by operation on the critical path. Counts are segments."""
+    """Differences by operation on the critical path, with the same sum. Counts are segments."""
     unexplained_s: float
-    """By how much more A's replay falls short of its trace than B's."""
+    """Difference in the replays' errors: how much more A's replay falls short of its trace than B's."""
     operations: list[Row]
-    """By name: time of its own, largest difference first."""
+    """Own time by operation name, largest difference first."""
     collectives: list[Row]
-    """By kind and size: from the last member's coming to the end."""
+    """Collectives by kind and size: from the last member's arrival to the end."""
 
     @property
     def appeared(self) -> list[Row]:
@@ -76,7 +77,7 @@ class Difference:
         return [row for row in self.operations if not row.b_count]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
 
         def plain(rows: list[Row]) -> list[dict[str, Any]]:
             return [asdict(row) | {"difference_s": row.difference_s} for row in rows]
@@ -97,7 +98,7 @@ class Difference:
 
 
 def difference(a: Joined, b: Joined) -> Difference:
-    """Compare what the joins of two runs say."""
+    """Compare the joined traces of two runs."""
     one, other = DiagnosisContext.of(a), DiagnosisContext.of(b)
     durations_s = [[each.duration_s() for each in context.iterations] for context in (one, other)]
     p = _p(*(_mean_of_ranks(rows) for rows in durations_s))
@@ -116,7 +117,7 @@ def difference(a: Joined, b: Joined) -> Difference:
 
 
 def mean(pairs: Sequence[Difference]) -> Difference:
-    """Of pairs of runs that were captured in turns. What is significant follows from how pairs scatter."""
+    """Average pairs of runs that were captured alternately. Significance follows from the scatter of the pairs."""
     if len(pairs) == 1:
         return pairs[0]
 
@@ -139,7 +140,7 @@ def mean(pairs: Sequence[Difference]) -> Difference:
 
 
 def _mean_row(name: str, rows: Sequence[Row | None]) -> Row:
-    """A pair without it has it for no time, never."""
+    """Average rows of pairs; a missing row counts as 0 seconds and occurrences."""
     figures = [(row.a_s, row.b_s, row.a_count, row.b_count) if row else (0.0,) * 4 for row in rows]
     table = np.array(figures)
     a_s, b_s, a_count, b_count = table.mean(axis=0).tolist()
@@ -156,7 +157,7 @@ def _about(contexts: Sequence[DiagnosisContext]) -> dict[str, Any]:
 
 
 def _paired(a: dict[str, tuple[float, float]], b: dict[str, tuple[float, float]]) -> list[Row]:
-    """Name → (seconds, count) of both, largest difference first."""
+    """Return rows from name → (seconds, count) of both runs, largest difference first."""
     nothing = (0.0, 0.0)
     rows = [
         Row(name, a.get(name, nothing)[0], b.get(name, nothing)[0], a.get(name, nothing)[1], b.get(name, nothing)[1])
@@ -181,7 +182,8 @@ def _path(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
 
 
 def _collectives(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
-    """ "all-reduce of 1,048,576 bytes" → (seconds, how many), of all ranks' transfers divided by the ranks in each."""
+    """Return "all-reduce of 1,048,576 bytes" → (seconds, count), of all ranks' transfers divided by the ranks in
+    each."""
     rows: dict[str, tuple[float, float]] = {}
     graph = context.graph
     members = np.diff(graph.groups.start)
@@ -207,7 +209,7 @@ def _operations(one: DiagnosisContext, other: DiagnosisContext) -> list[Row]:
 
 
 def _controlled(rows: list[Row]) -> list[Row]:
-    """Rows with their significance, false discoveries controlled over all of them."""
+    """Return rows with their significance, controlling the false discovery rate over all of them."""
     rows = list(rows)
     known = [i for i, row in enumerate(rows) if row.p is not None]
     if known:
@@ -220,7 +222,7 @@ def _controlled(rows: list[Row]) -> list[Row]:
 
 
 def _by_name(context: DiagnosisContext) -> dict[str, tuple[np.ndarray, float]]:
-    """Name → (seconds in each iteration on the average rank, how often in an iteration)."""
+    """Return name → (seconds in each iteration on the average rank, occurrences per iteration)."""
     iterations = min((each.count for each in context.iterations), default=0)
     seconds: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(iterations))
     counts: dict[str, float] = defaultdict(float)
@@ -243,10 +245,10 @@ def _mean_of_ranks(rows: list[np.ndarray]) -> np.ndarray:
 
 
 def _p(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Of Welch's t-test; None for too few iterations."""
+    """Return the p-value of Welch's t-test; None for too few iterations."""
     if min(len(a), len(b)) < LEAST_ITERATIONS:
         return None
-    if max(a.std(), b.std()) <= 1e-9 * max(a.mean(), b.mean()):  # iterations don't scatter: a t-test can't tell
+    if max(a.std(), b.std()) <= 1e-9 * max(a.mean(), b.mean()):  # without scatter a t-test does not apply
         return 1.0 if np.isclose(a.mean(), b.mean(), rtol=1e-9) else 0.0
     from scipy.stats import ttest_ind
 
@@ -254,10 +256,10 @@ def _p(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def _p_of_pairs(differences_s: np.ndarray) -> float | None:
-    """Of a paired t-test; None for too few pairs."""
+    """Return the p-value of a paired t-test; None for too few pairs."""
     if len(differences_s) < LEAST_PAIRS:
         return None
-    if differences_s.std() <= 1e-9 * max(abs(differences_s).max(), 1e-12):  # pairs don't scatter: a t-test can't tell
+    if differences_s.std() <= 1e-9 * max(abs(differences_s).max(), 1e-12):  # without scatter a t-test does not apply
         return 0.0 if abs(differences_s).max() > 0 else 1.0
     from scipy.stats import ttest_1samp
 

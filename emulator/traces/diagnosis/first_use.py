@@ -1,4 +1,4 @@
-"""What first calls cost: CUDA loads modules at first launch, libraries create handles, the first operator a context."""
+"""Cost of first calls: CUDA loads modules at first launch, libraries create handles, the first operator a context."""
 
 import numpy as np
 
@@ -7,16 +7,17 @@ from emulator.traces.events import NONE, LaneKind, What
 from emulator.traces.joined import GAP
 
 TIMES = 10.0
-"""Times what is usual for calls of its name."""
+"""Minimum ratio of a first call's duration to the usual one of its name."""
 LEAST_S = 1e-4
 LAUNCH_S = 2e-5
-"""What a launch takes at most, where no other tells: 3 to 12 µs in published traces of V100, A100, MI250 and H200."""
+"""Maximum duration of a launch if no other call is available for comparison: 3 to 12 µs in published traces of V100,
+A100, MI250 and H200."""
 LEAST_OTHERS = 3
-"""Calls of a name that are not the first of their kind, for what is usual to be known."""
+"""Minimum number of other calls of a name to determine the usual duration."""
 
 
 def usual_s(context: DiagnosisContext) -> np.ndarray:
-    """float64 (ops,): `own_s`, but of calls that load something what such calls usually take."""
+    """Return `own_s` with first calls that load something at their usual duration, float64 (ops,)."""
     own_s = context.own_s.copy()
     for rank, each in enumerate(context.iterations):
         excess = _excess(each)
@@ -28,7 +29,8 @@ def usual_s(context: DiagnosisContext) -> np.ndarray:
 
 
 def _excess(own: Iterations) -> np.ndarray:
-    """float64 (events,): a host call's share due to being the first of its name and what it launches; or empty."""
+    """Return the excess share of each host call that is the first of its name and launched kernel, float64 (events,);
+    or an empty array."""
     trace, events = own.trace, own.trace.events
     if not trace.lanes_of(LaneKind.DEVICE):
         return np.empty(0)

@@ -1,4 +1,4 @@
-"""Time that the host loses: an interpreter that takes long between operations, pauses such as garbage collection."""
+"""Finds lost host time: slow interpreter code between operations, and pauses such as garbage collection."""
 
 import numpy as np
 
@@ -11,20 +11,20 @@ from emulator.traces.whatif.transfers import all_reduces
 from switchml.units import time_text
 
 REGULAR = 0.35
-"""Spread of the distances between pauses, over their mean, up to which they count as periodic."""
+"""Maximum relative standard deviation of the distances between periodic pauses."""
 LEAST_HIT = 2
-"""Iterations with pauses; one says nothing about the next."""
+"""Minimum number of iterations with pauses."""
 MOST_REPLAYS = 10
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """At most one of each kind."""
+    """Return at most one finding of each kind."""
     host_pauses = pauses(context)
     return _gaps(context, host_pauses) + _pauses(context, host_pauses)
 
 
 def _gaps(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
-    """Time between the operations of jobs that compute on the host itself, pauses apart."""
+    """Replay without the time between operations on ranks that compute on the host, excluding pauses."""
     lane = context.lane_kind
     with_device = np.unique(context.rank[lane == LaneKind.DEVICE])
     gaps = (lane == LaneKind.HOST) & (context.joined.event == GAP) & ~np.isin(context.rank, with_device)
@@ -54,7 +54,7 @@ def _gaps(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
 
 
 def _pauses(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
-    """Gaps that the same place in other iterations does not have."""
+    """Replay with and without gaps that other iterations do not have at the same place."""
     if len(np.unique(host_pauses.iteration)) < LEAST_HIT:
         return []
     clean_s = host_pauses.without(context.own_s)
@@ -91,7 +91,7 @@ def _pauses(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
 
 
 def _every(host_pauses: Pauses) -> float:
-    """Iterations from one pause to the next on the rank that has most; 0 where there is no rhythm in them."""
+    """Return the number of iterations between pauses on the rank with the most; 0 if they are not periodic."""
     ranks, counts = np.unique(host_pauses.rank, return_counts=True)
     when = np.sort(host_pauses.when[host_pauses.rank == ranks[np.argmax(counts)]])
     apart = np.diff(when)

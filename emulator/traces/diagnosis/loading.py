@@ -1,4 +1,4 @@
-"""Training that waits for its samples."""
+"""Finds training that waits for samples."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from switchml.units import time_text
 
 UNEVEN = 1.5
-"""Times the median from which on one rank's loading is named."""
+"""Ratio to the median from which on a rank's loading time is reported."""
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """One finding for all ranks."""
+    """Return at most one finding for all ranks."""
     loads = context.kind == Kind.LOAD
     if not loads.any():
         return []
@@ -51,7 +51,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _workers(context: DiagnosisContext, loads: np.ndarray, load_s: float, rest_s: float) -> str:
-    """How many loader processes keep up: a batch is loaded in `load_s`, and one is needed every `rest_s`."""
+    """Recommend a number of loader processes, if a batch is loaded in `load_s` and needed every `rest_s`."""
     if any("MultiProcessing" in context.op_name(op) for op in np.flatnonzero(loads).tolist()):
         return "DataLoader(num_workers=…): more than now, where cores are idle"
     workers = int(np.ceil(load_s / rest_s)) + 1 if rest_s > 0 else 2

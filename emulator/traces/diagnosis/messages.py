@@ -1,4 +1,4 @@
-"""Small collectives that are all latency, one after another where one would do."""
+"""Finds latency-bound small collectives in sequence that could be combined."""
 
 import numpy as np
 
@@ -11,23 +11,23 @@ from switchml.units import bytes_text, time_text
 
 FUSED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST)
 LATENCY_BOUND = 0.5
-"""Share of its time that is latency from which on a collective counts as small."""
+"""Minimum share of latency in the duration of a small collective."""
 SMALL_BYTES = 4096
-"""Up to this size all is latency, on any network."""
+"""Up to this size, the whole duration is latency, on any network."""
 LEAST_RUN = 3
 MOST_BETWEEN = 0.5
-"""What may be computed between two collectives, in latencies, for the second to be taken as not needing the first."""
+"""Maximum compute time between two collectives, in latencies, for the second to count as independent of the first."""
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """One finding for all runs of small collectives; not those that the bucket sizes of gradients decide on."""
+    """Return at most one finding for all sequences of small collectives, without gradient buckets."""
     runs = _runs(context)
     if not runs:
         return []
     latency_s = _latency_s(context)
     changed_s = context.transfer_s.copy()
     for run in runs:
-        # The one that comes last carries all; the others are not there any more.
+        # The last one carries all data; the others are omitted.
         changed_s[run[-1]] = latency_s[run[-1]] + (context.transfer_s[run] - latency_s[run]).sum()
         changed_s[run[:-1]] = 0.0
     small = np.concatenate(runs)
@@ -56,7 +56,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _latency_s(context: DiagnosisContext) -> np.ndarray:
-    """float64 (transfers,): what of each transfer's time does not depend on its size."""
+    """Return the size-independent part of each transfer's duration, float64 (transfers,)."""
     size = context.graph.op_types.bytes[context.graph.transfers.op_type]
     collective = context.graph.op_types.collective[context.graph.transfers.op_type]
     latency_s = np.where(size <= SMALL_BYTES, context.transfer_s, 0.0)
@@ -72,7 +72,7 @@ def _latency_s(context: DiagnosisContext) -> np.ndarray:
 
 
 def _runs(context: DiagnosisContext) -> list[np.ndarray]:
-    """Transfers of one group and one kind, in the order of time, that could be one."""
+    """Return sequences of transfers of one group and kind, in order of time, that could be combined."""
     graph = context.graph
     if not len(graph.transfers):
         return []
@@ -89,7 +89,7 @@ def _runs(context: DiagnosisContext) -> list[np.ndarray]:
             for transfer in chosen[1:]:
                 until_s = context.played.transfer_start_s[transfer]
                 if _computed_s(context, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[transfer]:
-                    runs.append(np.array(run))  # something works on what is in it: it can't wait for more
+                    runs.append(np.array(run))  # its result is used before: it can't be deferred
                     run = []
                 run.append(transfer)
             runs.append(np.array(run))
@@ -97,14 +97,15 @@ def _runs(context: DiagnosisContext) -> list[np.ndarray]:
 
 
 def _computed_s(context: DiagnosisContext, from_s: float, until_s: float) -> float:
-    """What the busiest rank computes between two moments."""
+    """Return the compute time of the busiest rank between two times."""
     start_s = context.played.start_s
     chosen = (start_s >= from_s) & (start_s < until_s) & np.isin(context.kind, (Kind.COMPUTE, Kind.CODEC, Kind.COPY))
     return float(np.bincount(context.rank[chosen], context.own_s[chosen], minlength=1).max())
 
 
 def _needed_s(context: DiagnosisContext) -> np.ndarray:
-    """float64 (transfers,): when the first op began that depends on it, other collectives apart; inf: nothing does."""
+    """Return the start of the first dependent op of each transfer, excluding other collectives, float64 (transfers,);
+    inf: none."""
     ops = context.graph.ops
     owner, on = edges(ops)
     counts = (ops.transfer[on] != NO_TRANSFER) & (ops.transfer[owner] == NO_TRANSFER)

@@ -1,5 +1,5 @@
-"""Iterations that wait for the network: how much communication nothing hides, over what, and what another all-reduce, a
-codec, a faster network, fewer bytes, larger buckets or more overlap would gain.
+"""Finds iterations that wait for the network: the amount of exposed communication, its transport, and the gain from
+another all-reduce, a codec, a faster network, fewer bytes, larger buckets or more overlap.
 """
 
 import re
@@ -23,21 +23,21 @@ from switchml.errors import ConfigError, GraphError
 from switchml.units import bytes_text, time_text
 
 LEAST_EXPOSED = 0.03
-"""Share of the iteration from which on communication that nothing hides is looked into."""
+"""Minimum share of exposed communication in the iteration."""
 
 
 LARGER_MIB = (50, 100, 200)
-"""Bucket sizes that are tried."""
+"""Candidate bucket sizes."""
 
 
 ON_DEVICES = re.compile(r"[nrxh]ccl|nvshmem|deepep|symmetric|all-reduce|userbuffers")
 """Backends whose tensors stay on accelerators."""
 HALVES = r"all_?reduce\w*_(half|f16|bf16|bfloat16|__half|__nv_bfloat16|f8\w*)(\W|_|$)"
-"""All-reduces of two bytes or fewer."""
+"""All-reduces with elements of two bytes or fewer."""
 
 
 class Change(NamedTuple):
-    """What would help, and how long the iteration takes then."""
+    """A change, and the iteration time with it."""
 
     iteration_s: float
     what: str
@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """One finding: all that helps. What can be set counts first; where none of that helps, a faster network does."""
+    """Return at most one finding with all changes that help. Settings count first; if none helps, a faster network."""
     parts = context.causes.parts
     exposed_s = float(np.average(parts.by_rank[:, COMMUNICATION], weights=parts.weight))
     moves = context.communicates()
@@ -54,7 +54,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     try:
         joined: Joined | None = changes.with_network(context.joined)
     except (ConfigError, GraphError):
-        joined = None  # no all-reduce that says what the network carries
+        joined = None  # no all-reduce from which to estimate the network
     evidence = [
         f"nothing hides {time_text(exposed_s)} of communication on an average rank; "
         f"{time_text(parts.hidden_communication_s())} is hidden",
@@ -93,7 +93,8 @@ def _helps(context: DiagnosisContext, change: Change) -> bool:
 
 
 def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
-    """How much, over what, and whether accelerators' tensors go through their hosts."""
+    """Describe the amount of communication, its transport, and whether tensors of accelerators are staged through
+    hosts."""
     joined, graph = context.joined, context.graph
     about = {trace.about.get("transport") or trace.backend for trace in joined.traces} - {""}
     moved = float(graph.op_types.bytes[graph.transfers.op_type[moves]].sum())
@@ -106,7 +107,7 @@ def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
 
 
 def _settable(context: DiagnosisContext, joined: Joined, network: Network) -> list[Change]:
-    """What a training script can choose."""
+    """Return the changes that a training script can make."""
     settable = []
     if network.algorithm != "switchml" and len(all_reduces(joined)):
         settable.append(
@@ -135,7 +136,7 @@ def _twice_as_fast(context: DiagnosisContext, moves: np.ndarray) -> Change:
 
 
 def _half_the_bytes(context: DiagnosisContext, network: Network) -> Change:
-    """All-reduces take less by what half of their bytes cost on the network."""
+    """Replay all-reduces with the network cost of half their bytes."""
     reduces, elapsed_s = all_reduces(context.joined), context.transfer_s.copy()
     size = context.graph.op_types.bytes[context.graph.transfers.op_type[reduces]]
     cost = network.transfer(world_size(context.joined))
@@ -148,7 +149,7 @@ def _half_the_bytes(context: DiagnosisContext, network: Network) -> Change:
 
 
 def _larger_buckets(context: DiagnosisContext, joined: Joined) -> list[Change]:
-    """The best of larger buckets than there are, at the same costs as these."""
+    """Return the best of the larger bucket sizes, with the present costs."""
     try:
         present = gradients(joined)
     except (GraphError, ConfigError):
@@ -168,7 +169,7 @@ def _larger_buckets(context: DiagnosisContext, joined: Joined) -> list[Change]:
 
 
 def _more_overlap(context: DiagnosisContext) -> Change:
-    """As short as it gets where communication hides behind all else that a rank does."""
+    """Return the lower bound of the iteration time if communication overlaps with all other work of a rank."""
     parts = context.causes.parts
     accumulated = ", or gradient accumulation with no_sync()" if len(all_reduces(context.joined)) else ""
     others_s = context.iteration_s - parts.by_rank[:, COMMUNICATION]

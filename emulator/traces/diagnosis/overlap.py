@@ -1,5 +1,5 @@
-"""Gradients that are reduced later than they could be: all-reduces that wait for the end of the backward pass, and
-buckets that are too large (nothing to send for long, and a long last one) or too small (latency many times over).
+"""Finds gradients reduced later than possible: all-reduces that wait for the end of the backward pass, and buckets that
+are too large (late first all-reduce, long last one) or too small (latency paid too often).
 """
 
 import dataclasses
@@ -19,20 +19,20 @@ from switchml.errors import ConfigError, GraphError
 from switchml.units import time_text
 
 CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100, 200, 400)
-"""Bucket sizes that are tried."""
+"""Candidate bucket sizes."""
 LATE = 0.3
-"""Share of the backward pass from which on a first bucket that becomes ready then is late."""
+"""Share of the backward pass after which the first bucket counts as late."""
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """At most one of each kind."""
+    """Return at most one finding of each kind."""
     if not context.joined.gradients:
         return []
     return _serialized(context) + _buckets(context)
 
 
 def _serialized(context: DiagnosisContext) -> list[Finding]:
-    """All-reduces that could have begun when their gradients were there."""
+    """Replay all-reduces that begin as soon as their gradients are final."""
     transfer, end_s = context.graph.ops.transfer, context.played.end_s
     # (rank, bucket's transfer) → the op that made its last gradient final.
     final = {
@@ -73,7 +73,7 @@ def _serialized(context: DiagnosisContext) -> list[Finding]:
 
 
 def _buckets(context: DiagnosisContext) -> list[Finding]:
-    """The buckets that replay fastest, with the present costs: only sizes differ."""
+    """Find the bucket sizes with the shortest replay at the present costs."""
     ratio = ratios(context)
     sent = [
         (op, transfer, size / ratio[transfer] if transfer >= 0 else size)
@@ -83,9 +83,9 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
         joined = changes.with_network(dataclasses.replace(context.joined, gradients=sent))
         present = gradients(joined)
     except (GraphError, ConfigError):
-        return []  # nothing that could be put into other buckets
+        return []  # no gradients that could be rebucketed
     if not np.all(np.bincount(np.unique(present.bucket, return_inverse=True)[1], present.bytes) > 0):
-        return []  # the trace does not say how large they are
+        return []  # sizes are unknown
     network = networks.network_of(joined)
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[present.bucket].mean())
@@ -99,7 +99,7 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
 
     candidates: dict[tuple[int, ...], float] = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
     caps: tuple[int, ...] = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))
-    # A first bucket of its own is one more setting: worth it only if it gains something on top.
+    # A different first bucket is an additional setting: only if it gains enough by itself.
     two: dict[tuple[int, ...], float] = {
         (first * MIB, *caps): with_caps((first * MIB, *caps)) for first in CAPS_MIB if first * MIB < caps[0]
     }
@@ -162,7 +162,8 @@ def _caps_text(caps: tuple[int, ...]) -> str:
 
 
 def _backward(context: DiagnosisContext, present: Gradients) -> tuple[float, float, float, float]:
-    """When, on the slowest rank, backward began and ended, its first bucket was full, and all was reduced."""
+    """Return, for the slowest rank, start and end of backward, the time at which its first bucket was full, and that at
+    which all were reduced."""
     ends_s = context.played.end_s[present.op]
     row = int(np.argmax(ends_s.max(axis=1)))
     first = present.bucket == present.bucket[0]
@@ -177,7 +178,7 @@ def _backward(context: DiagnosisContext, present: Gradients) -> tuple[float, flo
 
 
 def _first_of_chain(context: DiagnosisContext, op: int) -> int:
-    """Where a bucket is compressed first, what compresses it."""
+    """Return the first codec op that precedes a bucket's op, else the op itself."""
     while True:
         codecs = [int(before) for before in context.graph.ops.before(op) if context.kind[before] == Kind.CODEC]
         if not codecs:

@@ -1,6 +1,6 @@
-"""Gaps between the events of a host thread that are much longer than what the same place usually has. A gap's place is
-given by the events before and after it, and the number of the second among those of its name in its iteration. A gap
-that ends when communication does is a wait and no pause."""
+"""Detects gaps between the events of a host thread that are much longer than usual at the same place. A gap's place is
+defined by the events before and after it, and the index of the second among those of its name in its iteration. A gap
+that ends together with communication is a wait, not a pause."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ from emulator.traces.whatif.edits import on_stream
 
 LEAST_S = 1e-3
 LEAST_TIMES = 5.0
-"""Times what is usual."""
+"""Minimum ratio to the usual gap."""
 LEAST_SHARE = 0.02
-"""Of a typical iteration."""
+"""Minimum share of a typical iteration."""
 USUAL_FROM = 4
-"""How often a place must be seen for its usual gap to be known."""
+"""Minimum occurrences of a place to determine its usual gap."""
 WAITS = (What.COLLECTIVE, What.SEND, What.RECV, What.SYNC, What.LOAD)
 ENDED_S = 2e-4
-"""A gap that ends so soon after one of these is its wait."""
+"""A gap that ends at most this long after one of these is its wait."""
 
 
 _COLUMNS = [("rank", np.int64), ("iteration", np.int64), ("at_s", float), ("when", float),
@@ -31,26 +31,26 @@ _COLUMNS = [("rank", np.int64), ("iteration", np.int64), ("at_s", float), ("when
 
 @dataclass(frozen=True)
 class Pauses:
-    """Arrays (pauses,)."""
+    """Pauses of a job; arrays (pauses,)."""
 
     rank: np.ndarray
     iteration: np.ndarray
     at_s: np.ndarray
-    """Since the iteration's start."""
+    """Time since the iteration's start."""
     when: np.ndarray
-    """The same in iterations, with fractions."""
+    """Time in iterations, including fractions."""
     excess_s: np.ndarray
     usual_s: np.ndarray
     op: np.ndarray
-    """The op of the joined iteration that follows at this place, or the gap at the end; −1 where there is neither."""
+    """Op of the joined iteration that follows at this place, or the gap at the end; −1 if neither exists."""
     shown: np.ndarray
-    """float64: how much of it is in the joined iteration: 1 where it is the one, a share where that is a mean."""
+    """float64: share of the pause that is in the joined iteration: 1 in that iteration, a fraction if it is a mean."""
     iterations: int
     before: np.ndarray
-    """int64 (ops,): the gap before each op on its stream, of a gap itself; −1 where there is none."""
+    """int64 (ops,): the gap before each op on its stream, for a gap itself; −1 if none."""
 
     def without(self, own_s: np.ndarray) -> np.ndarray:
-        """`own_s` (ops,) with the pauses of the joined iteration taken out of its gaps."""
+        """Return `own_s` (ops,) with the joined iteration's pauses removed from its gaps."""
         own_s = own_s.copy()
         for op, excess_s in zip(self.op, self.excess_s * self.shown, strict=True):
             if op >= 0 and excess_s and (gap := self.before[op]) >= 0:
@@ -58,7 +58,7 @@ class Pauses:
         return own_s
 
     def added(self, own_s: np.ndarray, iteration: int) -> np.ndarray:
-        """`own_s` (ops,) with those of `iteration` put before the ops that they precede."""
+        """Return `own_s` (ops,) with the pauses of `iteration` added to the ops that follow them."""
         own_s = own_s.copy()
         for op, excess_s in zip(self.op, np.where(self.iteration == iteration, self.excess_s, 0.0), strict=True):
             if op >= 0:
@@ -67,12 +67,12 @@ class Pauses:
 
 
 def pauses(context: DiagnosisContext) -> Pauses:
-    """Those of all ranks."""
+    """Return the pauses of all ranks."""
     rows = [row for rank, each in enumerate(context.iterations) for row in _of_rank(context, rank, each)]
     table = np.array(rows, _COLUMNS)
     is_gap, (before, _) = context.kind == Kind.DELAY, on_stream(context.graph)
     gap = np.where(is_gap[before] & (before >= 0), before, -1)
-    gap = np.where(is_gap, np.arange(len(gap)), gap)  # of a gap that ends an iteration, itself
+    gap = np.where(is_gap, np.arange(len(gap)), gap)  # for a gap that ends an iteration, itself
     iterations = max((each.count for each in context.iterations), default=0)
     return Pauses(**{name: table[name] for name, _ in _COLUMNS}, iterations=iterations, before=gap)
 
@@ -106,7 +106,7 @@ def _of_rank(context: DiagnosisContext, rank: int, own: Iterations) -> list[tupl
         for i in np.flatnonzero(is_long & (count[place] >= USUAL_FROM) & ~waits):
             event = int(after[i])
             number = int(own.number[event])
-            ends = own.number[chosen[i]] < number  # the pause was between two iterations: it is the earlier's
+            ends = own.number[chosen[i]] < number  # a pause between two iterations belongs to the earlier one
             number -= ends
             at_s = float(reach_s[i] - trace.steps[number, 0])
             shown = 1 / own.count if context.joined.iteration == MEAN else float(number == context.joined.iteration)
@@ -117,7 +117,7 @@ def _of_rank(context: DiagnosisContext, rank: int, own: Iterations) -> list[tupl
 
 
 def _ordinals(number: np.ndarray, name: np.ndarray) -> np.ndarray:
-    """int64: the number of each event among those of its name in its iteration, from 0."""
+    """Return the index of each event among those of its name in its iteration, from 0, int64."""
     order = np.lexsort((np.arange(len(name)), name, number))
     is_first = np.ones(len(order), bool)
     is_first[1:] = (np.diff(number[order]) != 0) | (np.diff(name[order]) != 0)
@@ -128,14 +128,14 @@ def _ordinals(number: np.ndarray, name: np.ndarray) -> np.ndarray:
 
 
 def _medians(label: np.ndarray, values: np.ndarray, labels: int) -> np.ndarray:
-    """float64 (labels,): of the values with each label."""
+    """Return the median of the values with each label, float64 (labels,)."""
     order = np.lexsort((values, label))
     first = np.searchsorted(label[order], np.arange(labels + 1))
     return values[order][(first[:-1] + first[1:] - 1) // 2]
 
 
 def _last_gap(context: DiagnosisContext, rank: int, own: Iterations, event: int) -> int:
-    """The gap after the op that `event` stands for, where its stream ends with one; else that op."""
+    """Return the gap after the op of `event`, if its stream ends with one; else that op."""
     op = _op_at(context, rank, own, event)
     if op < 0:
         return op
@@ -144,7 +144,7 @@ def _last_gap(context: DiagnosisContext, rank: int, own: Iterations, event: int)
 
 
 def _op_at(context: DiagnosisContext, rank: int, own: Iterations, event: int) -> int:
-    """The op of the joined iteration with the same number among those of its name as `event` has in its own."""
+    """Return the op of the joined iteration with the same index among those of its name as `event` has in its own."""
     events = own.trace.events
     alike = np.flatnonzero((events.name == events.name[event]) & (events.lane == events.lane[event]))
     ordinal = int((alike[own.number[alike] == own.number[event]] < event).sum())

@@ -1,4 +1,5 @@
-"""Ranks whose own work takes longer than elsewhere: persistently or intermittently, in one operation or all."""
+"""Finds ranks whose own work takes longer than that of others: persistently or intermittently, in one operation or
+all."""
 
 from typing import Any
 
@@ -13,16 +14,16 @@ from switchml.units import time_text
 
 OWN = (Kind.COMPUTE, Kind.CODEC, Kind.COPY, Kind.CHECKPOINT)
 LEAST_EXCESS = 0.05
-"""How much longer its work takes, as a share, before a rank counts as slow."""
+"""Relative excess of its own work from which on a rank counts as slow."""
 MOST_OF_IT = 0.6
-"""Share of the excess from which on one operation is named as its cause."""
+"""Share of the excess from which on a single operation is reported as its cause."""
 PERSISTENT = 0.7
-"""Share of the iterations in which a persistent straggler is slow."""
+"""Share of slow iterations from which on a straggler is persistent."""
 MOST_REPLAYS = 10
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """Persistent ones, one finding for each machine, and occasional ones, one for each rank."""
+    """Return persistent stragglers, one finding for each machine, and intermittent ones, one for each rank."""
     if len(context.graph.ranks) < 2:
         return []
     usual_s = usual(context)
@@ -39,7 +40,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
-    """Ranks that do something more often than the others. Stages of a pipeline are expected to differ."""
+    """Find a rank that runs operations more often than the others. Pipeline stages are expected to differ."""
     if np.any(np.isin(context.kind, (Kind.SEND, Kind.RECV))):
         return []
     own = np.flatnonzero(_is_own(context))
@@ -79,7 +80,8 @@ def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
 
 
 def usual(context: DiagnosisContext) -> np.ndarray:
-    """float64 (ops,): what each rank's own ops would take at the median pace of its stage, at most what they took."""
+    """Return the duration of each rank's own ops at the median pace of its stage, but at most as traced, float64
+    (ops,)."""
     graph = context.graph
     usual_s = np.where(_is_own(context), context.own_s, 0.0)
     own = np.flatnonzero(_is_own(context))
@@ -89,7 +91,7 @@ def usual(context: DiagnosisContext) -> np.ndarray:
     what = what.ravel()
     count, total_s = by_rank(graph, own, what, context.own_s[own])
     mean_s = np.divide(total_s, count, out=np.full(total_s.shape, np.nan), where=count > 0)
-    # NaN, for a rank that does no such thing, sorts last; of the others the lower median.
+    # NaN, for a rank without such ops, sorts last; of the others the lower median.
     middle = np.maximum((count > 0).sum(axis=1) - 1, 0) // 2
     middle_s = np.take_along_axis(np.sort(mean_s, axis=1), middle[:, None], axis=1)
     share = np.divide(middle_s, mean_s, out=np.ones(mean_s.shape), where=mean_s > 0)
@@ -98,7 +100,8 @@ def usual(context: DiagnosisContext) -> np.ndarray:
 
 
 def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual_s: np.ndarray) -> list[Finding]:
-    """The slowest machine first, then what the next gains once that is mended; together where none gains alone."""
+    """Return findings for the slowest machine first, then the gain of the next once that is fixed; combined if none
+    gains by itself."""
     intermittent = [rank for rank in sum(machines, []) if _slow_share(context, rank)[0] < PERSISTENT]
     machines = [[rank for rank in ranks if rank not in intermittent] for ranks in machines]
     excess_s = np.subtract(*_paces(context, usual_s))
@@ -107,7 +110,7 @@ def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual
     mended: list[Any] = []
     together: list[Any] = []
     own_s, before_s = context.own_s, context.iteration_s
-    if intermittent:  # that one of them is slow in this very iteration must not hide who always is
+    if intermittent:  # an intermittent straggler in this iteration must not hide a persistent one
         own_s = np.where(np.isin(context.rank, intermittent) & _is_own(context), usual_s, own_s)
         before_s = context.replayed_s(own_s=own_s)
     for ranks in machines:
@@ -125,7 +128,7 @@ def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual
 def _persistent(
     context: DiagnosisContext, ranks: list[int], gain_s: float, after: str, usual_s: np.ndarray
 ) -> list[Finding]:
-    """Of ranks that are slow as a rule."""
+    """Return the finding for persistently slow ranks."""
     elapsed_s, should_s = (each_s[ranks] for each_s in _paces(context, usual_s))
     mine = np.isin(context.rank, ranks) & _is_own(context)
     excess_s = np.where(mine, context.own_s - usual_s, 0.0)
@@ -169,7 +172,7 @@ def _persistent(
 
 
 def _occasional(context: DiagnosisContext, rank: int, usual_s: np.ndarray) -> list[Finding]:
-    """A rank that is slow in some of the traced iterations."""
+    """Return the finding for a rank that is slow in some of the traced iterations."""
     factors = _factors(context, rank)
     slow = factors > 1 + LEAST_EXCESS
     if len(factors) < 3 or not slow.any() or slow.mean() >= PERSISTENT:
@@ -202,19 +205,20 @@ def _occasional(context: DiagnosisContext, rank: int, usual_s: np.ndarray) -> li
 
 
 def _is_own(context: DiagnosisContext) -> np.ndarray:
-    """bool (ops,): work, also what a host does for its accelerator; no gaps and no waits."""
+    """Return which ops are a rank's own work, bool (ops,): including a host's work for its accelerator, without gaps
+    and waits."""
     feeds = (context.kind == Kind.DELAY) & np.isin(context.what, (What.COMPUTE, What.LAUNCH))
     return np.isin(context.kind, OWN) | feeds
 
 
 def _paces(context: DiagnosisContext, usual_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two float64 (ranks,): what each rank's own work takes, and what it would take at the usual pace."""
+    """Return the duration of each rank's own work as traced and at the usual pace, float64 (ranks,) each."""
     own_s, ranks = np.where(_is_own(context), context.own_s, 0.0), len(context.graph.ranks)
     return np.bincount(context.rank, own_s, minlength=ranks), np.bincount(context.rank, usual_s, minlength=ranks)
 
 
 def _factors(context: DiagnosisContext, rank: int) -> np.ndarray:
-    """float64 (iterations,): how many times as long as its peers' median its own work took in each."""
+    """Return the ratio of the rank's own work to its peers' median in each iteration, float64 (iterations,)."""
     ranks = context.graph.ranks
     peers = np.flatnonzero((ranks.stage == ranks.stage[rank]) & (ranks.job == ranks.job[rank]))
     count = min(context.iterations[peer].count for peer in peers)
@@ -227,13 +231,14 @@ def _factors(context: DiagnosisContext, rank: int) -> np.ndarray:
 
 
 def _slow_share(context: DiagnosisContext, rank: int) -> tuple[float, int]:
-    """(share of the iterations in which it was slow, how many there are); of less than three nothing is concluded."""
+    """Return (share of iterations in which the rank was slow, number of iterations); with fewer than three, the share
+    is 1."""
     factors = _factors(context, rank)
     return (float(np.mean(factors > 1 + LEAST_EXCESS)) if len(factors) >= 3 else 1.0), len(factors)
 
 
 def _by_host(context: DiagnosisContext, ranks: np.ndarray) -> list[list[int]]:
-    """Slow ranks of one machine belong together where all of the machine's ranks are slow."""
+    """Group slow ranks by machine where all of the machine's ranks are slow."""
     hosts = [trace.host or f"rank {number}" for number, trace in enumerate(context.joined.traces)]
     groups: list[list[int]] = []
     for host in dict.fromkeys(hosts[rank] for rank in ranks):

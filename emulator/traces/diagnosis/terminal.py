@@ -1,4 +1,4 @@
-"""A diagnosis for the terminal: where the time goes, who waits for whom, and what to change."""
+"""Prints a diagnosis on the terminal: time by part, ranks waited for, and recommended changes."""
 
 from emulator.jobs.replay.report import critical_table, operation_text
 from emulator.traces.diagnosis.agreement import doubt
@@ -11,18 +11,18 @@ from switchml.units import TimeUnit, time_text
 
 MOST_RANKS = 16
 LATE_BY_CHANCE = 0.02
-"""By how much the mean iteration may be shorter than traced without a word about it."""
+"""Maximum share by which the mean iteration may be shorter than traced without a remark."""
 COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
 
 
 def show(diagnosis: Diagnosis) -> None:
-    """Print it."""
+    """Print a diagnosis."""
     context = diagnosis.context
     ranks = len(context.graph.ranks)
     is_mean = context.joined.iteration == MEAN
     job, diagnosed = time_text(context.joined.traced_s), time_text(context.joined.iteration_s)
     which = f"{'mean ' * is_mean}iteration {diagnosed} as traced"
-    if job != diagnosed:  # some iterations are not like the others
+    if job != diagnosed:  # some iterations are not similar to the others
         which = (
             f"iteration {job} as traced; diagnosed is {'the mean' if is_mean else 'one'} of those alike, {diagnosed}"
         )
@@ -45,12 +45,12 @@ def show(diagnosis: Diagnosis) -> None:
 
 
 def _by_rank(diagnosis: Diagnosis) -> tables.Table:
-    """Rank, its causes, and whom it waits for most."""
+    """Return a table of each rank's time by part, and the rank it waits for most."""
     context = diagnosis.context
     rows = context.causes.by_rank()
     names = list(rows[0]) if rows else []
     unit = TimeUnit(seconds for row in rows for seconds in row.values())
-    # The causes in which least time goes are the first for which there is no room.
+    # Without enough space, the parts with the least time are hidden first.
     small = sorted(names, key=lambda name: -sum(row[name] for row in rows))
     columns = [
         tables.text("rank"),
@@ -70,7 +70,7 @@ def _by_rank(diagnosis: Diagnosis) -> tables.Table:
 
 
 def _say_finding(diagnosis: Diagnosis, place: int, finding: Finding) -> None:
-    """A heading, what a change gains, the evidence, when it was context, and what to do."""
+    """Print a finding: title, gain, evidence, sightings, and settings."""
     gain = f"{'at most ' * finding.is_bound}{time_text(finding.gain_s)} of each iteration ({finding.share:.1%})"
     say((f"\n{place}. {finding.title} ", "bold"), (f"[{finding.severity}]", COLOUR[finding.severity]))
     say(("   gains ", "bold"), gain)

@@ -1,4 +1,5 @@
-"""Retransmissions and the stalls before them; and machines that slow down every collective they take part in."""
+"""Finds retransmissions and the stalls before them, and machines that slow down every collective in which they take
+part."""
 
 import numpy as np
 
@@ -10,21 +11,21 @@ from emulator.traces.joined import GAP
 from switchml.units import bytes_text, time_text
 
 STANDS_STILL = 5.0
-"""Times the usual distance between records, from which on a resend was waited for."""
+"""Minimum ratio of a gap before a retransmission to the usual distance between records."""
 LEAST_STILL_S = 5e-4
 SLOWER = 1.5
-"""How many times longer a slow machine's transfers take for their bytes."""
+"""Minimum ratio of a slow machine's time per byte to the usual one."""
 LEAST_BYTES = 64 * 1024
-"""Smaller collectives show latency, not bandwidth."""
+"""Minimum size of collectives considered: smaller ones show latency, not bandwidth."""
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
-    """At most one of each kind."""
+    """Return at most one finding of each kind."""
     return _resent(context) + _slow_host(context)
 
 
 def _resent(context: DiagnosisContext) -> list[Finding]:
-    """All-reduces without their stalls before retransmissions."""
+    """Replay all-reduces without their stalls before retransmissions."""
     counts, still_s = {}, np.zeros(len(context.graph.transfers))
     lost = _lost(context)
     for rank, trace in enumerate(context.joined.traces):
@@ -69,7 +70,8 @@ def _resent(context: DiagnosisContext) -> list[Finding]:
 
 
 def _lost(context: DiagnosisContext) -> dict[int, np.ndarray]:
-    """Rank → bool (records,): retransmissions after all ranks had sent theirs of the chunk; before, one is late."""
+    """Return, by rank, which retransmissions followed an actual loss, bool (records,): those after all ranks had sent
+    the chunk; before, a rank is late."""
     wires = {rank: trace.wire for rank, trace in enumerate(context.joined.traces) if trace.wire is not None}
     if not wires:
         return {}
@@ -85,7 +87,8 @@ def _lost(context: DiagnosisContext) -> dict[int, np.ndarray]:
 
 
 def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarray:
-    """float64 (events,): how long each collective of `rank` stalled; for a mean iteration, the mean by place."""
+    """Return the stall time of each collective of `rank`, float64 (events,); for a mean iteration, the mean over
+    corresponding collectives."""
     trace, number = context.joined.traces[rank], context.iterations[rank].number
     assert trace.wire is not None, "of traces with records of packets"
     events, standing = trace.events, stalls(trace.wire, lost)
@@ -105,7 +108,7 @@ def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarr
 
 
 def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]:
-    """Tensor → spans in which nothing of it came until something `lost`, bool (records,), was retransmitted."""
+    """Return tensor → spans without a packet of it until a retransmission in `lost`, bool (records,)."""
     spans_of_tensor: dict[int, list[tuple[float, float]]] = {}
     order = np.lexsort((wire.at_s, wire.job, wire.tensor))
     key = np.stack([wire.tensor[order], wire.job[order]])
@@ -123,7 +126,7 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
 
 
 def _slow_host(context: DiagnosisContext) -> list[Finding]:
-    """A machine all of whose transfers with others are slow, where transfers without it are not."""
+    """Find a machine whose transfers with others are all slow, where transfers without it are not."""
     graph = context.graph
     size = graph.op_types.bytes[graph.transfers.op_type]
     measured = np.flatnonzero(context.communicates() & (size >= LEAST_BYTES) & (context.transfer_s > 0))

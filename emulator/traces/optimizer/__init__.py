@@ -1,1 +1,2 @@
-"""What to change about a job: passes over its graph, a search for their best setting, a file. docs/optimizer.md"""
+"""Optimizes a job: passes over its graph, a search for their best setting, and a settings file. See
+docs/optimizer.md."""

@@ -1,7 +1,7 @@
-"""The same job with fewer ops, so that a search can replay it a thousand times. Nothing before the gradients'
-all-reduces depends on how these are done: it is replayed once, and only the end of each gradient and of what later ops
-wait for is left (partial replay). After them, runs of ops become one (coarsened view); of ranks that do the same one
-stays (symmetry). As in dPRO (Hu et al., MLSys 2022, section 5.3), but exact.
+"""Reduces a job to fewer ops, so that a search can replay it a thousand times. Everything before the gradients'
+all-reduces is independent of them: it is replayed once, and only the ends of gradients and of other dependencies of
+later ops remain (partial replay). After them, runs of ops are merged (coarsened view); of equivalent ranks one remains
+(symmetry). As in dPRO (Hu et al., MLSys 2022, section 5.3), but exact.
 """
 
 import dataclasses
@@ -19,13 +19,14 @@ from switchml.runtime.jit import kernel
 
 
 def coarsen(joined: Joined) -> Joined:
-    """As small as it gets with the same end of the iteration whatever happens to the buckets of `gradients`."""
+    """Return the smallest equivalent job: with the same end of the iteration whatever happens to the buckets of
+    `gradients`."""
     return merged(frozen(folded(joined)))
 
 
 def frozen(joined: Joined) -> Joined:
-    """Everything that does not come after a bucket's all-reduce is one chain of ops on each rank, with an op's end
-    wherever something later waits for one. A job with streams that take what is ready stays what it is."""
+    """Replace everything that does not depend on a bucket's all-reduce by one chain of ops on each rank, with the end
+    of an op wherever later ones depend on it. A job with streams in ready order is returned unchanged."""
     graph, ops = joined.graph, joined.graph.ops
     if np.any(graph.streams.order == Order.READY):
         return joined
@@ -35,8 +36,8 @@ def frozen(joined: Joined) -> Joined:
     before, _ = edits.on_stream(graph)
     rank = graph.op_rank()
 
-    # What of the frozen part is waited for: on a stream that goes on later, its last op; dependencies; gradients; and
-    # the very end.
+    # What later ops need of the frozen part: on a stream that continues later, its last op; dependencies; gradients;
+    # and the very end.
     heads = np.unique(before[later & (before >= 0)])
     heads = heads[~later[heads]]
     owner, on = edits.edges(ops)
@@ -49,8 +50,8 @@ def frozen(joined: Joined) -> Joined:
             seen[own[np.argmax(end_s[own])]] = True
     seen[later] = seen[heads] = False
 
-    # A last op stays on its stream and lasts from the start until its end; the others are a chain on a stream of their
-    # own, in the order of their ends.
+    # A last op stays on its stream and lasts from the start until its end; the others form a chain on a separate
+    # stream, in the order of their ends.
     starts = np.flatnonzero(seen)
     starts = starts[np.lexsort((starts, end_s[starts], rank[starts]))]
     is_first = np.diff(rank[starts], prepend=-1) != 0
@@ -70,12 +71,12 @@ def frozen(joined: Joined) -> Joined:
 
 @kernel
 def _later(stream, transfer, dep_start, deps, is_later):
-    """bool (ops,): `is_later`, and all that comes after one of these: by dependency, on a stream, in a transfer."""
+    """Return `is_later` and all successors, bool (ops,): by dependency, on a stream, in a transfer."""
     streams = np.zeros(stream.max() + 1, np.bool_)
     transfers = np.zeros(transfer.max() + 1, np.bool_)
     comes_later = is_later.copy()
     changed = True
-    while changed:  # once where ops stand behind what they wait for, and transfers' members side by side
+    while changed:  # one pass if ops follow their dependencies and transfers' members are adjacent
         changed = False
         streams[:] = False
         for op in range(len(stream)):
@@ -92,11 +93,11 @@ def _later(stream, transfer, dep_start, deps, is_later):
 
 
 def merged(joined: Joined) -> Joined:
-    """Runs of ops that behave as one are one."""
+    """Merge runs of ops that behave as one."""
     graph = joined.graph
     joins = continues_run(graph)
     final = np.array([op for op, _, _ in joined.gradients], np.int64)
-    joins[final] = False  # buckets of other sizes may wait for these
+    joins[final] = False  # buckets of other sizes may depend on these
     _, following = edits.on_stream(graph)
     joins[following[final][following[final] >= 0]] = False
     if not joins.any():
@@ -114,7 +115,7 @@ def merged(joined: Joined) -> Joined:
 
 
 def folded(joined: Joined) -> Joined:
-    """One rank for each set of ranks that do the same at the same time."""
+    """Fold each set of equivalent ranks into one."""
     present = gradients(joined)
     whole, small = joined.graph.ops.transfer, fold(joined.graph, joined.costs)
     if len(small.graph.ranks) == len(joined.graph.ranks):

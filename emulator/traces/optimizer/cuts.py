@@ -1,9 +1,9 @@
-"""The best buckets, where gradients become final one after another, buckets are runs of them, and all-reduces follow
-one another. `fastest` is exact if all later ops wait for all buckets, as with DDP (`is_path`); else a good start. The
-earliest end e[b, j] of reducing the first j gradients in b buckets is the least, over the last bucket's first gradient
-i and its codec, of max(e[b - 1, i], ready[j]) + what the bucket takes (dPRO's tensor fusion, MLSys 2022, section 5.2).
-The number of buckets is that with the earliest end, the uncertainty of each all-reduce included: one that hides in a
-pause of the network is free in a replay, but not on a host.
+"""Computes the best buckets, if gradients become final sequentially, buckets are runs of them, and all-reduces are
+sequential. `fastest` is exact if all later ops wait for all buckets, as with DDP (`is_path`); otherwise a good start.
+The earliest end e[b, j] of reducing the first j gradients in b buckets is the minimum, over the last bucket's first
+gradient i and its codec, of max(e[b - 1, i], ready[j]) plus the bucket's duration (dPRO's tensor fusion, MLSys 2022,
+section 5.2). The number of buckets is that with the earliest end, including the uncertainty of each all-reduce: one
+that is hidden in an idle period of the network is free in a replay, but not on a host.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from emulator.traces.whatif.gradients import gradients
 from switchml.runtime.jit import kernel
 
 MOST_BUCKETS = 64
-"""More are not looked at."""
+"""Maximum number of buckets considered."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one bucket may go through. `fixed_s`, then `per_byte_s` for each of its bytes, codec and all-reduce
-    together; `repeat_s_per_byte` more for each of its first `guessed_bytes` where exponents are guessed."""
+    """A codec option of a bucket. `fixed_s`, then `per_byte_s` per byte, codec and all-reduce together; plus
+    `repeat_s_per_byte` for each of its first `guessed_bytes` where exponents are guessed."""
 
     codec: str
     fixed_s: float
@@ -36,7 +36,7 @@ class Choice:
 
 
 def choices(machine: Machine, allreduce: str, codecs: Sequence[str]) -> list[Choice]:
-    """For each codec ("" is none)."""
+    """Return the option for each codec ("" is none)."""
     options = []
     for spec in codecs:
         transfer = machine.compressed(allreduce, spec)
@@ -48,7 +48,8 @@ def choices(machine: Machine, allreduce: str, codecs: Sequence[str]) -> list[Cho
 
 
 def ready(joined: Joined) -> tuple[np.ndarray, np.ndarray]:
-    """Two float64 (gradients,): when each is final on its last rank, with all before it; and its bytes."""
+    """Return when each gradient and all before it are final on the last rank, and its bytes, float64 (gradients,)
+    each."""
     present = gradients(joined)
     end_s = replay(joined.graph, joined.costs).end_s
     return np.maximum.accumulate(end_s[present.op].max(axis=0)), present.bytes
@@ -57,8 +58,9 @@ def ready(joined: Joined) -> tuple[np.ndarray, np.ndarray]:
 def fastest(
     ready_s: np.ndarray, sizes: np.ndarray, options: Sequence[Choice], uncertainty_s: float
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """(caps in bytes, codec of each bucket) of the buckets that are all reduced first, were each of them to cost
-    `uncertainty_s` more. Gradients have `sizes` bytes and are final at `ready_s`, which must not fall."""
+    """Return (caps in bytes, codec of each bucket) of the buckets with the earliest end of the last all-reduce, each
+    with an additional cost of `uncertainty_s`. Gradients have `sizes` bytes and are final at `ready_s`, which must not
+    decrease."""
     first, option, end_s = path(ready_s, sizes, *columns(options), min(len(sizes), MOST_BUCKETS))
     left = int(np.argmin(end_s[:, -1] + uncertainty_s * np.arange(len(end_s))))
     bucket = np.zeros(len(sizes), np.int64)
@@ -73,13 +75,13 @@ def fastest(
 
 
 def columns(options: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]:
-    """`path`'s last arguments."""
+    """Return the last arguments of `path`."""
     numbers = [(one.fixed_s, one.per_byte_s, one.repeat_s_per_byte, one.guessed_bytes) for one in options]
     return *np.array(numbers).T.copy(), any(one.codec for one in options)
 
 
 def is_path(joined: Joined) -> bool:
-    """Whether every op that waits for a bucket waits for all of its rank."""
+    """Return whether every op that waits for a bucket waits for all buckets of its rank."""
     ops = joined.graph.ops
     transfers = gradients(joined).transfers
     owner, on = edges(ops)
@@ -89,8 +91,9 @@ def is_path(joined: Joined) -> bool:
 
 @kernel
 def path(ready_s, size, fixed_s, per_byte_s, repeat_s_per_byte, guessed_bytes, in_turns, most):
-    """For up to `most` buckets (row) of the first gradients (column), from 0: where the last bucket begins, its option,
-    and when all are reduced. `in_turns`: no all-reduce waits in line, so nothing announces their exponents."""
+    """Return for up to `most` buckets (row) of the first gradients (column), from 0: the start of the last bucket, its
+    option, and the time at which all are reduced. `in_turns`: all-reduces do not queue, so exponents are never
+    announced."""
     count = len(size)
     first, option = np.zeros((most + 1, count + 1), np.int64), np.zeros((most + 1, count + 1), np.int64)
     end_s = np.full((most + 1, count + 1), np.inf)

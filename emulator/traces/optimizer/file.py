@@ -1,5 +1,5 @@
-"""The settings file: the result as arguments of DistributedDataParallel and `init_process_group`
-(host_agent/pytorch/settings.py reads it), the predicted times, and advice for what a file can't do.
+"""The settings file: the search result as arguments of DistributedDataParallel and `init_process_group` (read by
+host_agent/pytorch/settings.py), the predicted times, and advice for changes that a file can't make.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from switchml.output_files import toml_text, whole_file
 
 
 def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
-    """Table → key → value."""
+    """Return table → key → value."""
     setting = result.in_file.setting
     ddp: dict[str, Any] = {}
     caps = [cap / MIB for cap in setting.buckets]
@@ -29,7 +29,7 @@ def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dic
     backend = BACKEND_OF.get(setting.allreduce, "")
     environment = {}
     if allreduce == "switchml" and any(codecs.parse(spec).is_half for spec in setting.codec if spec):
-        environment["SWITCHML_WIRE"] = "int16"  # only what such a codec has rounded takes these; buckets without do not
+        environment["SWITCHML_WIRE"] = "int16"  # only for values rounded by such a codec
     return {
         "predicted": {
             "source": source,
@@ -46,7 +46,7 @@ def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dic
 
 
 def advice(setting: Setting) -> dict[str, str]:
-    """What a file can't make a job do, by pass."""
+    """Return advice by pass, for changes that a file can't make."""
     changed = setting.changed()
     advised = {
         one.name: f"{one.title} ({changed[one.name]}): {one.advice}"
@@ -59,17 +59,18 @@ def advice(setting: Setting) -> dict[str, str]:
 
 
 def is_empty(result: SearchResult) -> bool:
-    """Whether a file of it would change nothing."""
+    """Return whether the file would change nothing."""
     return result.in_file.setting == TRACED
 
 
 def write(path: Path, result: SearchResult, machine: Machine, source: str) -> None:
-    """Raises ConfigError where it can't be written."""
+    """Write the settings file. Raises ConfigError if it can't be written."""
     filled = {name: table for name, table in tables(result, machine, source).items() if table}
     write_toml(path, filled, "docs/optimizer.md says how to use it.")
 
 
 def write_toml(path: Path, tables: Mapping[str, Any], use: str) -> None:
-    """Keys, then tables of keys, under a comment that ends with `use`. Raises ConfigError where it can't be written."""
+    """Write keys, then tables of keys, under a comment that ends with `use`. Raises ConfigError if the file can't be
+    written."""
     with whole_file(path) as part:
         part.write_text(f"# Written by `switchml trace optimize`; {use}\n" + toml_text(tables))

@@ -1,7 +1,8 @@
-"""The same question for a job that `switchml emulate` describes: how to split and schedule it so that a sample takes
-least time, within the memory of its accelerators. The global batch stays, so training computes the same.
+"""Optimization of a job described for `switchml emulate`: the split and schedule with the least time per
+sample, within its accelerators' memory. The global batch is fixed, so that training computes the same.
 
-Every combination is emulated where there are few enough, else Optuna (TPE) proposes, beginning with the job as it is.
+Every combination is emulated if there are few enough; otherwise Optuna (TPE) proposes them, beginning with the
+requested job.
 """
 
 import dataclasses
@@ -26,18 +27,18 @@ MIB = 1 << 20
 POWERS = tuple(2**power for power in range(11))
 CAPS = tuple(float(cap * MIB) for cap in (1, 5, 25, 100))
 ONES = ("split", "schedule", "micro-batch", "recompute", "zero", "allreduce", "buckets")
-"""What is searched by default; not `codec`, which changes what is computed, nor `fuse`, which takes a compiler."""
+"""Default search dimensions; without `codec`, which changes results, and `fuse`, which needs a compiler."""
 
 SAME = 1e-9
-"""A share of the time; what differs by less is the same."""
+"""Relative time difference below which times count as equal."""
 
 Change = dict[str, Any]
-"""Field of `Job` → value, or "codec"."""
+"""Field of `Job`, or "codec" → value."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job and what came out. `sample_s`: seconds for a sample of the global batch."""
+    """A job and its emulation. `sample_s`: seconds per sample of the global batch."""
 
     change: Change
     sample_s: float
@@ -46,7 +47,7 @@ class Candidate:
 
 @dataclass
 class JobSearchResult:
-    """`refused`: combinations that make no sense or do not fit."""
+    """Result of the search. `refused`: number of combinations that are invalid or do not fit."""
 
     requested: Candidate | None
     best: Candidate | None
@@ -59,12 +60,12 @@ class JobSearchResult:
 
     @property
     def gain(self) -> float:
-        """Share of a sample's time that is saved; 0 where the requested job does not run."""
+        """Share of a sample's time that is saved; 0 if the requested job does not run."""
         return 1 - self.best.sample_s / self.requested.sample_s if self.requested and self.best else 0.0
 
 
 def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
-    """Name → what may be changed together. Raises ConfigError for unknown names."""
+    """Return the search dimensions: name → changes. Raises ConfigError for unknown names."""
     job, model = requested.job, load_model(requested)
     is_transformer = isinstance(model, Transformer)
     most_stages = model.layers if isinstance(model, Transformer) else 0
@@ -99,7 +100,7 @@ def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
 
 
 def changed(requested: Request, change: Change) -> Request:
-    """`requested` with other fields. Raises ConfigError for what makes no sense."""
+    """Return `requested` with changed fields. Raises ConfigError for invalid combinations."""
     fields = {key: value for key, value in change.items() if key != "codec"}
     if fields.get("tp") == 1 and "sequence_parallel" in requested.choice.names:
         fields["sequence_parallel"] = False
@@ -108,7 +109,8 @@ def changed(requested: Request, change: Change) -> Request:
 
 
 def tables(job_file: Mapping[str, Any], request: Request, change: Change) -> dict[str, Any]:
-    """A job file's tables with the change in it, and what was chosen for the job that it was searched from."""
+    """Return a job file's tables with the change, and with the options that were chosen for the job at the start of the
+    search."""
     job = changed(request, change).job
     names = {*request.choice.names, *change, "batch"} - {"codec"} | ({"schedule"} if job.virtual_stages > 1 else set())
     over: dict[str, Any] = {"job": {name: getattr(job, name) for name in sorted(names)}}
@@ -125,8 +127,8 @@ def search(
     time_budget_s: float = float("inf"),
     progress: Callable[[int, float], None] = lambda evaluated, best_s: None,
 ) -> JobSearchResult:
-    """The best of `names`' combinations. `memory_bytes`: of an accelerator, where less than it has. Ctrl-C ends the
-    search with the best so far. Raises ConfigError where nothing that was tried runs."""
+    """Search the best combination of `names`. `memory_bytes`: limit per accelerator, if below its capacity. Ctrl-C ends
+    the search with the best so far. Raises ConfigError if no combination tried runs."""
     began_s = time.perf_counter()
     space = axes(requested, names)
     known: dict[tuple, Candidate | None] = {}
@@ -171,7 +173,7 @@ def search(
 
 
 def _candidate(requested: Request, change: Change, memory_bytes: float, explain: bool = False) -> Candidate | None:
-    """None for what makes no sense or does not fit; with `explain` the error that says why."""
+    """Return None for combinations that are invalid or do not fit; with `explain` raise the error."""
     try:
         emulation = emulate(changed(requested, change))
     except (ConfigError, EmulationError):
@@ -184,7 +186,7 @@ def _candidate(requested: Request, change: Change, memory_bytes: float, explain:
 
 
 def _trimmed(best: Candidate, judge: Callable[[Change], Candidate | None]) -> Candidate:
-    """Without what gains nothing."""
+    """Remove changes that gain nothing."""
     for key in list(best.change):
         one = judge({name: value for name, value in best.change.items() if name != key})
         if one and one.sample_s <= best.sample_s * (1 + SAME):
@@ -197,7 +199,7 @@ def _by_optuna(space, judge, result: JobSearchResult, trials: int, seed: int, un
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
-    for one in result.alone.values():  # what is best alone is a good start together
+    for one in result.alone.values():  # the best single changes are good starting points for combinations
         study.enqueue_trial(
             {name: changes.index(one.change) for name, changes in space.items() if one.change in changes},
             skip_if_exists=True,

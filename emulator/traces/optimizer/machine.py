@@ -1,5 +1,5 @@
-"""What passes must know that a trace of one run does not say: what all-reduces would cost elsewhere, what codecs take,
-how much memory there is. The default is derived from the trace, and `assumptions` says how.
+"""Properties of the machine that passes need but a trace does not contain: costs of other all-reduce algorithms, costs
+of codecs, memory size. The default is derived from the trace, as described by `assumptions`.
 """
 
 from __future__ import annotations
@@ -21,49 +21,51 @@ from switchml.errors import ConfigError, GraphError
 from switchml.units import time_text
 
 BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
-"""All-reduce algorithm → what `init_process_group` calls it; a trace's own backend stays what it is."""
+"""All-reduce algorithm → backend name for `init_process_group`; the trace's own backend is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What decides how much fits. Bytes of one rank."""
+    """Memory of one rank, in bytes."""
 
     limit: float = 0.0
-    """0: none."""
+    """0: unlimited."""
     activations: float = 0.0
-    """Of the traced batch, at the end of its forward pass."""
+    """Activations of the traced batch at the end of its forward pass."""
     optimizer: float = 4.0
-    """Bytes of optimizer state a parameter: 0 for SGD, 4 with momentum, 8 for Adam, all float32."""
+    """Bytes of optimizer state per parameter: 0 for SGD, 4 with momentum, 8 for Adam, all float32."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The job's surroundings."""
+    """Machine on which the job runs."""
 
     network: Network
-    """As fitted to the trace's own all-reduces."""
+    """Network fitted to the trace's own all-reduces."""
     traced: TransferCost
-    """What these cost."""
+    """Cost of the traced all-reduces."""
     ranks: int
-    """That all-reduce together."""
+    """Number of ranks in an all-reduce."""
     hierarchy: str = "auto"
-    """Of all-reduces by another algorithm than the traced: one of `emulator.cluster.algorithms.HIERARCHIES`."""
+    """Hierarchy of all-reduces with another than the traced algorithm: one of
+    `emulator.cluster.algorithms.HIERARCHIES`."""
     codecs: dict[str, CodecCost] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     half_speed: float = 0.0
-    """How many times as fast ops on the host are in half precision (of kernels: whatif/accelerator.py); 0: the same."""
+    """Speed of host ops in half precision relative to the traced one (of kernels: whatif/accelerator.py); 0: the same.
+    """
     launch_s: float = 5e-6
-    """What starting one op costs besides its work."""
+    """Overhead of starting an op."""
     uncertainty_s: float = 0.0
-    """By how much an all-reduce that was never traced may take longer than its `transfer` says."""
+    """Possible excess of an untraced all-reduce over the estimate of `transfer`."""
 
     @classmethod
     def of(
         cls, joined: Joined, *, link_bps: float | None = None, uncertainty_s: float | None = None, **known
     ) -> Machine:
-        """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `uncertainty_s`: by
-        default what all-reduces differ by from iteration to iteration; `known`: other fields. Raises GraphError where
-        there is no communication, ConfigError for links slower than what was measured."""
+        """Derive the machine from the trace's own communication. `link_bps`: bandwidth of each host's link, if known;
+        `uncertainty_s`: by default the variation of all-reduces between iterations; `known`: other fields. Raises
+        GraphError if there is no communication, ConfigError for links slower than measured."""
         graph, transfers = joined.graph, gradients(joined).transfers
         ranks = int(graph.groups.size[graph.transfers.group[transfers[0]]])
         network = networks.fit(joined, link_bps)
@@ -79,31 +81,32 @@ class Machine:
         return self.network.algorithm
 
     def network_of(self, allreduce: str) -> Network:
-        """The network with another all-reduce algorithm."""
+        """Return the network with another all-reduce algorithm."""
         if allreduce in ("", self.traced_allreduce):
             return self.network
         return dataclasses.replace(self.network, algorithm=allreduce, hierarchy=self.hierarchy)
 
     def transfer(self, allreduce: str) -> TransferCost:
-        """What an all-reduce costs there."""
+        """Return the cost of an all-reduce with this algorithm."""
         network = self.network_of(allreduce)
         return self.traced if network is self.network else network.transfer(self.ranks)
 
     def codec(self, spec: str) -> CodecCost:
-        """What a codec takes. Raises ConfigError for one without a measurement."""
+        """Return the cost of a codec. Raises ConfigError for one without a measurement."""
         if spec not in self.codecs:
             raise ConfigError(f"nothing says what codec {spec!r} takes; known: {', '.join(self.codecs) or 'none'}")
         return self.codecs[spec]
 
     def compressed(self, allreduce: str, spec: str) -> TransferCost:
-        """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out."""
+        """Return the network cost of an all-reduce with a codec, per uncompressed bytes, without the codec's
+        compute."""
         dense = self.transfer(allreduce)
         if not spec:
             return dense
         return codec.compressed(dense, self.network_of(allreduce), self.ranks, self.codec(spec))
 
     def assumptions(self) -> list[str]:
-        """For reports."""
+        """Return the assumptions, for reports."""
         network = self.network
         return [
             f"an all-reduce takes {self.traced}, as fitted to those of the trace, and "
@@ -113,7 +116,7 @@ class Machine:
         ]
 
     def repeated_rounds(self, allreduce: str, specs: Iterable[str]) -> list[str]:
-        """What is assumed of repeated rounds, for reports."""
+        """Return the assumptions about repeated rounds, for reports."""
         shares = {self.codec(spec).lanes if spec else "int32" for spec in specs or [""]}
         placed = self.network_of(allreduce)
         basis = "as in the trace" if self.network.repeat_factor is not None else "as in other jobs"
@@ -125,7 +128,7 @@ class Machine:
         ]
 
     def states_bytes(self, joined: Joined) -> float:
-        """Weights, gradients and optimizer states of one rank, float32."""
+        """Return the bytes of weights, gradients and optimizer states of one rank, float32."""
         try:
             parameters = float(np.sum(gradients(joined).bytes)) / 4
         except GraphError:

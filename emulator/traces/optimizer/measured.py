@@ -1,5 +1,6 @@
-"""What settings gain in a real run, beside what was predicted: a command, such as torchrun's, is run as it is and with
-the settings, in turns, and its ranks note when they have stepped (host_agent/pytorch/settings_arming.py).
+"""Measures the speed-up of settings in a real run, for comparison with the prediction: a command, such as torchrun's,
+is run without and with the settings alternately, and its ranks record their step times
+(host_agent/pytorch/settings_arming.py).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from switchml.errors import ConfigError, JobError
 from switchml.runtime.folders import TemporaryFolder
 
 WARM_UP_STEPS = 5
-"""DDP's first step broadcasts, its second builds buckets; codecs compile."""
+"""Steps excluded at the start: DDP's first step broadcasts, its second builds buckets; codecs compile."""
 LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """Seconds of a step, medians of the rounds, and how many times as fast as it is the job is with the setting.
-    `measured` is the median of what neighbouring runs differ by, so that a machine that gets slower does not count."""
+    """Seconds per step (medians of the rounds), and predicted and measured speed-up with the setting. `measured` is the
+    median over adjacent runs, so that slow drift of the machine does not matter."""
 
     default_s: float
     settings_s: float
@@ -36,14 +37,14 @@ class SpeedUp:
 
     @classmethod
     def of(cls, result: SearchResult, default_s: Sequence[float], settings_s: Sequence[float]) -> SpeedUp:
-        """`default_s`, `settings_s`: of each round."""
+        """Return the result of `default_s` and `settings_s`, each with an entry per round."""
         measured = median(old / new for old, new in zip(default_s, settings_s, strict=True))
         times_s = median(default_s), median(settings_s), result.in_file.iteration_s
         return cls(*times_s, result.predicted_speedup, measured)
 
     @property
     def error(self) -> float:
-        """Of the predicted speed-up."""
+        """Relative error of the predicted speed-up."""
         return self.predicted / self.measured - 1
 
     def __str__(self) -> str:
@@ -54,15 +55,15 @@ class SpeedUp:
         )
 
     def to_json(self) -> dict[str, float]:
-        """The fields, and `error`; `promised` is the former name of `predicted`."""
+        """Return the fields, and `error`; `promised` is the former name of `predicted`."""
         return asdict(self) | {"promised": self.predicted, "error": self.error}
 
 
 def compare(
     command: Sequence[str], settings: Path, rounds: int = 1, say: Callable[[str], None] = lambda line: None
 ) -> tuple[list[float], list[float]]:
-    """Run `command` `rounds` times as it is and with the settings: median seconds of a step, mean over the ranks, of
-    each round. Raises JobError where it fails, ConfigError where no steps were seen."""
+    """Run `command` `rounds` times without and with the settings; return median seconds per step, mean over the ranks,
+    of each round. Raises JobError if it fails, ConfigError if it recorded no steps."""
     default_s: list[float] = []
     settings_s: list[float] = []
     for number in range(rounds):
@@ -73,7 +74,7 @@ def compare(
 
 
 def step_s(command: Sequence[str], settings: Path | None) -> float:
-    """Seconds of a step of `command`; what it prints goes to stderr."""
+    """Run `command` and return the seconds per step; its output is redirected to stderr."""
     with TemporaryFolder("steps") as folder:
         environment = os.environ | {STEP_TIMES: folder, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
         environment.pop(SETTINGS, None)
@@ -87,7 +88,7 @@ def step_s(command: Sequence[str], settings: Path | None) -> float:
 
 
 def median_step_s(folder: Path) -> float:
-    """Of the ranks that left their times in `folder`, the first steps left out."""
+    """Return the median step time of the ranks that wrote theirs to `folder`, without the first steps."""
     ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
     steps = min((len(times) for times in ranks), default=0)
     if steps < WARM_UP_STEPS + 1 + LEAST_STEPS:

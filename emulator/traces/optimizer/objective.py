@@ -1,5 +1,5 @@
-"""What a setting is worth: the job with all passes applied, replayed. Passes that change what ranks compute are applied
-to the whole job, once for each combination of them; those that only change how gradients are reduced, to it coarsened.
+"""Evaluates settings: replays the job with all passes applied. Passes that change ranks' compute are applied to the
+whole job, once for each combination; those that only change the reduction of gradients, to the coarsened job.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from emulator.traces.whatif.recompute import activations
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced iteration takes. `worst_s`:
-    the same if each all-reduce that was never traced costs `Machine.uncertainty_s` more, hidden or not; what is
-    minimized. `memory_bytes`: of a rank, 0 without a limit."""
+    """Result of a setting. `iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced
+    iteration takes. `worst_s`: the same if each untraced all-reduce takes `Machine.uncertainty_s` longer, hidden or
+    not; this is minimized. `memory_bytes`: of a rank, 0 without a limit."""
 
     setting: Setting
     iteration_s: float
@@ -33,7 +33,7 @@ class Evaluation:
 
 @dataclass
 class Objective:
-    """Evaluates settings of one job; remembers all. `evaluated`: how many it has replayed."""
+    """Evaluates and caches settings of one job. `evaluated`: number of replays."""
 
     joined: Joined
     machine: Machine
@@ -44,7 +44,7 @@ class Objective:
     _known: dict[Setting, Evaluation] = field(default_factory=dict)
 
     def __call__(self, setting: Setting) -> Evaluation:
-        """Raises ConfigError or GraphError for what can't be done to this job."""
+        """Evaluate a setting. Raises ConfigError or GraphError if it can't be applied to this job."""
         if setting not in self._known:
             self.evaluated += 1
             job = apply(COMMUNICATION, self.coarse(setting), setting, self.machine)
@@ -65,18 +65,18 @@ class Objective:
 
     @property
     def error(self) -> float:
-        """Relative error of the replay of the unchanged job: smaller differences mean nothing."""
+        """Relative error of the replay of the unchanged job: smaller differences are not significant."""
         return abs(self(TRACED).iteration_s / self.joined.iteration_s - 1)
 
     def coarse(self, setting: Setting) -> Joined:
-        """The coarsened job with the setting's compute passes."""
+        """Return the coarsened job with the setting's compute passes."""
         key = _compute(setting)
         if key not in self._coarse:
             self._coarse[key] = coarsen(self._computed(key))
         return self._coarse[key]
 
     def cut(self, setting: Setting, codecs: tuple[str, ...]) -> Setting:
-        """With the buckets that `cuts.fastest` finds, each through one of `codecs` ("" is none)."""
+        """Return the setting with the buckets of `cuts.fastest`, each with one of `codecs` ("" is none)."""
         key = (_compute(setting), setting.allreduce, codecs)
         if key not in self._cut:
             if key[0] not in self._ready:
@@ -90,16 +90,16 @@ class Objective:
         return apply(COMPUTE, self.joined, setting, self.machine)
 
     def whole(self, setting: Setting) -> Joined:
-        """All passes on the job as it is, for reports and for tests of `coarsen`."""
+        """Return the whole job with all passes, for reports and for tests of `coarsen`."""
         return apply(COMMUNICATION, self._computed(setting), setting, self.machine)
 
     def replayed(self, setting: Setting) -> Replayed:
-        """The whole job's replay."""
+        """Return the whole job's replay."""
         job = self.whole(setting)
         return replay(job.graph, job.costs)
 
     def memory_bytes(self, setting: Setting) -> float:
-        """Of a rank: states, and the activations that the setting leaves; 0 where no limit is given."""
+        """Return the memory of a rank: states, and the setting's activations; 0 without a limit."""
         memory = self.machine.memory
         if not memory.limit:
             return 0.0
@@ -111,5 +111,5 @@ class Objective:
 
 
 def _compute(setting: Setting) -> Setting:
-    """What of a setting concerns the passes that change what ranks compute."""
+    """Return the part of a setting that changes ranks' compute."""
     return dataclasses.replace(TRACED, **{one.name: getattr(setting, one.name) for one in COMPUTE})

@@ -1,6 +1,6 @@
-"""Passes: functions of a job, a setting and the machine that change one thing, as `emulator/traces/whatif` does. They
-apply in the order of `PASSES`: first those that change what ranks compute, then those that change only how gradients
-are all-reduced, which a search tries on the coarsened job.
+"""Passes: functions of a job, a setting and the machine that each change one thing, using `emulator/traces/whatif`.
+They are applied in the order of `PASSES`: first those that change ranks' compute, then those that only change the
+all-reduces of gradients, which a search tries on the coarsened job.
 """
 
 import dataclasses
@@ -22,29 +22,30 @@ from emulator.traces.whatif.transfers import changed_s, repeated_s, transfer_byt
 from switchml.errors import ConfigError
 
 ALLREDUCES = ("", "ring", "ps", "switchml")
-"""As traced, a ring, a parameter server, or the switch (or software aggregator)."""
+"""Traced, ring, parameter server, or switch (or software aggregator)."""
 PRECISIONS = ("", "half")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all passes shall do. Each field is one pass's; hashable, so that nothing is evaluated twice."""
+    """Settings of all passes, one field each; hashable for caching."""
 
     buckets: tuple[int, ...] = ()
-    """Caps in bytes as DDP's: bucket i closes once it holds caps[i], the last cap repeats. Empty: as traced."""
+    """Caps in bytes as in DDP: bucket i closes once it holds caps[i], the last cap repeats. Empty: as traced."""
     allreduce: str = ""
     codec: tuple[str, ...] = ()
-    """Of each bucket, the last repeats; "" is none. As in docs/codecs.md, such as topk:ratio=0.01."""
+    """Codec of each bucket, the last repeats; "" is none. Specification as in docs/codecs.md, such as topk:ratio=0.01.
+    """
     priority: bool = False
-    """Buckets that are waited for first are reduced first."""
+    """Whether buckets that are waited for first are reduced first."""
     precision: str = ""
     recompute: bool = False
     fuse: bool = False
-    """Small ops that follow each other become one."""
+    """Whether consecutive small ops are fused."""
     accumulate: int = 1
-    """Micro-batches for each all-reduce."""
+    """Micro-batches per all-reduce."""
     batch: float = 1.0
-    """Times as many samples."""
+    """Factor on the batch size."""
 
     def __post_init__(self) -> None:
         if any(cap <= 0 for cap in self.buckets):
@@ -59,11 +60,11 @@ class Setting:
 
     @property
     def samples(self) -> float:
-        """How many times as many samples an iteration takes as the traced one."""
+        """Samples per iteration relative to the traced one."""
         return self.accumulate * self.batch
 
     def changed(self) -> dict[str, object]:
-        """Field → value where it is not as traced."""
+        """Return field → value for fields that differ from the traced job."""
         return {name: value for name, value in vars(self).items() if value != getattr(TRACED, name)}
 
 
@@ -74,8 +75,8 @@ Apply = Callable[[Joined, Setting, Machine], Joined]
 
 @dataclass(frozen=True)
 class Pass:
-    """`name` is the field of `Setting` that it obeys. `in_file`: whether a settings file makes a job do it; `advice`:
-    else, what to change in the script. `keeps_results`: whether training computes the same."""
+    """A pass. `name`: its field of `Setting`. `in_file`: whether a settings file can apply it; `advice`: otherwise, the
+    change to make in the script. `keeps_results`: whether training computes the same."""
 
     name: str
     title: str
@@ -85,14 +86,15 @@ class Pass:
 
 
 def _allreduce(job: Joined, setting: Setting, machine: Machine) -> Joined:
-    """By a ring (Patarasuk, Yuan, JPDC 2009), a server (Li et al., OSDI 2014) or the switch (SwitchML, NSDI 2021)."""
+    """Change the all-reduce to a ring (Patarasuk, Yuan, JPDC 2009), a server (Li et al., OSDI 2014) or the switch
+    (SwitchML, NSDI 2021)."""
     if setting.allreduce == machine.traced_allreduce:
         return job
     present, transfer = gradients(job), machine.transfer(setting.allreduce)
-    transfers, bucket = np.unique(present.bucket, return_inverse=True)  # gradients of several may come in turns
+    transfers, bucket = np.unique(present.bucket, return_inverse=True)  # buckets may be interleaved
     size, elapsed_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
     seconds = changed_s(elapsed_s, machine.traced.seconds(size), transfer.seconds(size))
-    if transfer.repeat_share and not any(setting.codec):  # what codecs lose to repeated rounds, their pass adds
+    if transfer.repeat_share and not any(setting.codec):  # the codec pass adds the cost of repeated rounds with codecs
         ready_s = np.zeros(len(transfers))
         np.maximum.at(ready_s, bucket, cuts.ready(job)[0])
         seconds += repeated_s(transfer, ready_s, np.bincount(bucket, weights=present.bytes))
@@ -100,7 +102,7 @@ def _allreduce(job: Joined, setting: Setting, machine: Machine) -> Joined:
 
 
 def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
-    """Each bucket through its codec. None waits in line behind another, so nothing announces their exponents."""
+    """Compress each bucket with its codec. All-reduces then do not queue, so exponents are never announced."""
     transfers = gradients(job).transfers
     specs = (setting.codec + setting.codec[-1:] * len(transfers))[: len(transfers)]
     if not any(specs):
@@ -144,7 +146,7 @@ PASSES = COMPUTE + COMMUNICATION
 
 
 def apply(passes: Iterable[Pass], job: Joined, setting: Setting, machine: Machine) -> Joined:
-    """`job` changed by those of `passes` of which the setting wants something."""
+    """Return `job` with those of `passes` that the setting enables."""
     for one in passes:
         if getattr(setting, one.name) != getattr(TRACED, one.name):
             job = _APPLY[one.name](job, setting, machine)
@@ -152,7 +154,7 @@ def apply(passes: Iterable[Pass], job: Joined, setting: Setting, machine: Machin
 
 
 def in_file(setting: Setting) -> Setting:
-    """What of it a settings file makes a job do."""
+    """Return the part of a setting that a settings file can apply."""
     fields = {one.name: getattr(setting, one.name) for one in PASSES if one.in_file}
     if setting.allreduce not in BACKEND_OF:
         del fields["allreduce"]
@@ -160,7 +162,7 @@ def in_file(setting: Setting) -> Setting:
 
 
 def named(names: Iterable[str]) -> list[Pass]:
-    """Those of these names, in their order. Raises ConfigError for unknown ones."""
+    """Return the passes of these names, in order. Raises ConfigError for unknown ones."""
     by_name = {one.name: one for one in PASSES}
     names = set(names)
     for name in names - by_name.keys():

@@ -1,4 +1,4 @@
-"""The result of a search, as a table for people and as an object for programs."""
+"""The result of a search, as tables and as JSON."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from switchml.terminal import say
 from switchml.units import bytes_text, time_text
 
 SHOWN = 4
-"""Buckets that a table names before it only counts."""
+"""Maximum number of buckets listed in a table; the rest is counted."""
 
 
 def words(name: str, value: Any) -> str:
-    """A field's value for people."""
+    """Format a field's value."""
     if name == "buckets":
         if len(value) == 1:
             return f"caps of {bytes_text(value[0])}"
@@ -34,13 +34,13 @@ def words(name: str, value: Any) -> str:
 
 
 def _first(names: Iterable[str]) -> str:
-    """The first SHOWN of them, and how many others there are."""
+    """Return the first SHOWN names, and the number of others."""
     listed = list(names)
     return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} others" if len(listed) > SHOWN else "")
 
 
 def print_table(result: SearchResult, objective: Objective, allowed: Allowed) -> None:
-    """Passes alone and in the setting; predictions; assumptions."""
+    """Print passes individually and in the setting; predictions; assumptions."""
     chosen = result.best.setting.changed()
     table = Table(
         [
@@ -83,7 +83,7 @@ def print_table(result: SearchResult, objective: Objective, allowed: Allowed) ->
 
 
 def too_little(result: SearchResult, objective: Objective, allowed: Allowed) -> list[str]:
-    """What would gain something, but not for sure, and so is left as it is."""
+    """Return passes whose gain is uncertain, and which are therefore unchanged."""
     chosen = result.best.setting.changed()
     return [
         f"{one.title} as it is: {result.gain_of(best):.1%} might be gained, but all-reduces may each take "
@@ -98,7 +98,7 @@ def too_little(result: SearchResult, objective: Objective, allowed: Allowed) -> 
 
 
 def assumptions(result: SearchResult, objective: Objective) -> list[str]:
-    """What the result rests on, and what its codecs do to gradients."""
+    """Return the assumptions of the result, and the error of its codecs."""
     machine = objective.machine
     costs = {spec: machine.codec(spec) for spec in result.best.setting.codec if spec}
     codecs = [
@@ -111,7 +111,7 @@ def assumptions(result: SearchResult, objective: Objective) -> list[str]:
 
 
 def _without(result: SearchResult, objective: Objective, name: str) -> float:
-    """What the setting would lose without one of its passes, as a share of the traced time."""
+    """Return the loss without one of the setting's passes, as a share of the traced time."""
     setting = result.best.setting
     bare = dataclasses.replace(setting, **{name: getattr(Setting(), name)})
     if name == "buckets":
@@ -120,13 +120,13 @@ def _without(result: SearchResult, objective: Objective, name: str) -> float:
 
 
 def _setting(evaluation: Evaluation) -> dict[str, Any]:
-    """What it changes; the all-reduce by its former name, too."""
+    """Return the changed fields; the all-reduce also under its former name."""
     changed = evaluation.setting.changed()
     return changed | ({"placement": changed["allreduce"]} if "allreduce" in changed else {})
 
 
 def as_json(result: SearchResult, objective: Objective, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Seconds of iterations (`_s`), shares (`gain`)."""
+    """Return plain values: iteration seconds (`_s`), shares (`gain`)."""
     return {
         "traced_s": objective.joined.iteration_s,
         "replayed_s": result.traced.iteration_s,
@@ -136,7 +136,7 @@ def as_json(result: SearchResult, objective: Objective, tables: dict[str, dict[s
         "gain_at_worst": result.gain_of(result.best, at_worst=True),
         "predicted_speedup": result.predicted_speedup,
         "uncertainty_s": objective.machine.uncertainty_s,
-        **{"promised": result.predicted_speedup, "doubt_s": objective.machine.uncertainty_s},  # their former names
+        **{"promised": result.predicted_speedup, "doubt_s": objective.machine.uncertainty_s},  # former names
         "replay_error": objective.error,
         "setting": _setting(result.best),
         "settings_file": {name: table for name, table in tables.items() if table},

@@ -1,9 +1,10 @@
-"""Searches for the setting with which a job takes least time for its samples.
+"""Searches the setting with the least time per sample.
 
-1. Each pass alone, also those that may not be used: what they would gain. 2. Along the critical path: of the passes
-that act on a part of it, the one that gains most, repeatedly until none gains; buckets come from `cuts.py` each time.
-3. Where few combinations are left, all of them (exact, as where the space is a path); else Optuna (TPE) proposes, and
-buckets are improved around what it proposes: the best of so many trials.
+1. Each pass by itself, including those that are not allowed, to show their potential.
+2. Along the critical path: of the passes that affect a part on it, the one with the largest gain, repeatedly until none
+gains; buckets are recomputed by `cuts.py` each time.
+3. If few combinations remain, all of them (exact, as where the space is a path); otherwise Optuna (TPE) proposes, and
+buckets near its proposals are improved, up to a number of trials.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from emulator.traces.whatif.gradients import gradients
 from switchml.errors import ConfigError
 
 DEFAULT_ALLOW = ("buckets", "allreduce")
-"""What a settings file can make a job do without changing what it computes."""
+"""Passes that a settings file can apply without changing results."""
 CAPS = tuple(int(mib * MIB) for mib in (0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 50, 100))
 MICRO_BATCHES = (1, 2, 4, 8)
 BATCHES = (1.0, 0.5, 2.0, 4.0, 8.0, 16.0)
 CLIMBS, MOST_MOVES = 9, 3
-"""Settings tried around each proposal, and bucket borders moved in each: replays are cheaper than proposals."""
+"""Settings tried near each proposal, and bucket boundaries moved in each: replays are cheaper than proposals."""
 GAIN = 1e-6
-"""A share of the time; less is no gain."""
+"""Minimum relative gain."""
 ACTS_ON = {
     "buckets": ("exposed communication", "compression"),
     "allreduce": ("exposed communication",),
@@ -46,7 +47,8 @@ ACTS_ON = {
     "recompute": (),
     "accumulate": ("exposed communication",),
 }
-"""Parts of the critical path (`emulator.jobs.replay.parts`) that a pass can shorten; recomputation only makes room."""
+"""Parts of the critical path (`emulator.jobs.replay.parts`) that a pass can shorten; recomputation only saves memory.
+"""
 
 Progress = Callable[[int, float], None]
 """Called with (settings evaluated, best seconds so far)."""
@@ -54,7 +56,8 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """`lists`: whether each bucket may have its own cap (torch 2.13). `allreduces`, `codecs`: candidates."""
+    """The search space. `lists`: whether each bucket may have a separate cap (torch 2.13). `allreduces`, `codecs`:
+    candidates."""
 
     passes: tuple[str, ...] = DEFAULT_ALLOW
     lists: bool = True
@@ -69,11 +72,11 @@ class Allowed:
             raise ConfigError("compression is allowed, but no codec")
 
     def only(self, name: str) -> Allowed:
-        """The same for one pass alone."""
+        """Return the space restricted to one pass."""
         return Allowed(passes=(name,), lists=self.lists, allreduces=self.allreduces, codecs=self.codecs)
 
     def values(self, machine: Machine) -> dict[str, list]:
-        """Field → values, the traced one first; buckets left out."""
+        """Return field → values, the traced one first; without buckets."""
         codecs: list[tuple[str, ...]] = [(), *((spec,) for spec in self.codecs)]
         every: dict[str, list] = {
             "precision": ["", "half"],
@@ -89,25 +92,26 @@ class Allowed:
 
 
 def combinations(values: dict[str, list]) -> Iterator[Setting]:
-    """Every setting of these fields."""
+    """Return every setting of these fields."""
     return (Setting(**dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values()))
 
 
 def runs(sizes: np.ndarray) -> Iterator[tuple[int, ...]]:
-    """Caps of every way to cut gradients into runs."""
+    """Yield the caps of every division of gradients into runs."""
     for cut in itertools.product((0, 1), repeat=len(sizes) - 1):
         yield caps_of(sizes, np.cumsum([0, *cut]))
 
 
 @dataclass
 class SearchResult:
-    """`in_file`: the best without what is only advised. `steps`: along the critical path. `how`: what it rests on."""
+    """Result of the search. `in_file`: the best without advice-only passes. `steps`: along the critical path. `how`:
+    the method."""
 
     traced: Evaluation
     best: Evaluation
     in_file: Evaluation
     alone: dict[str, Evaluation] = field(default_factory=dict)
-    """Pass → its best with nothing else changed."""
+    """Pass → its best setting with nothing else changed."""
     steps: list[tuple[str, Evaluation]] = field(default_factory=list)
     how: str = ""
     evaluated: int = 0
@@ -116,16 +120,16 @@ class SearchResult:
 
     @property
     def gain(self) -> float:
-        """Share of the time for a sample that is saved."""
+        """Share of the time per sample that is saved."""
         return self.gain_of(self.best)
 
     @property
     def predicted_speedup(self) -> float:
-        """How many times as fast the job is with the settings file."""
+        """Predicted speed-up of the job with the settings file."""
         return self.traced.sample_s / self.in_file.sample_s
 
     def gain_of(self, evaluation: Evaluation, at_worst: bool = False) -> float:
-        """Share of the traced job's time for a sample that `evaluation` saves."""
+        """Return the share of the traced job's time per sample that `evaluation` saves."""
         return 1 - (evaluation.worst_s if at_worst else evaluation.sample_s) / self.traced.sample_s
 
 
@@ -138,8 +142,8 @@ def search(
     time_budget_s: float = np.inf,
     progress: Progress = lambda evaluated, best_s: None,
 ) -> SearchResult:
-    """At most `trials` settings or `time_budget_s` seconds after the passes alone; Ctrl-C ends it with the best so
-    far. What is found in the end gains with each of its parts more than the replay is off by, even at worst."""
+    """Search with at most `trials` settings or `time_budget_s` seconds, after the individual passes; Ctrl-C ends it
+    with the best so far. Each part of the result gains more than the replay's error, even in the worst case."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
     result = SearchResult(traced, traced, traced)
@@ -156,12 +160,12 @@ def search(
 
 
 class _Spent(Exception):
-    """No trials or no time left."""
+    """The budget of trials or time is spent."""
 
 
 @dataclass
 class Search:
-    """A search under way."""
+    """A search in progress."""
 
     objective: Objective
     allowed: Allowed
@@ -177,11 +181,11 @@ class Search:
 
     @property
     def evaluated(self) -> int:
-        """Settings that this search has had replayed."""
+        """Number of settings replayed by this search."""
         return self.objective.evaluated - self.before
 
     def until_spent(self, *stages: Callable[[], None]) -> None:
-        """Run these until one of them finds the budget spent."""
+        """Run the stages until the budget is spent."""
         try:
             for stage in stages:
                 stage()
@@ -189,7 +193,7 @@ class Search:
             self.result.how = self.result.how or "the budget ended before the space did"
 
     def judge(self, setting: Setting) -> Evaluation:
-        """Its evaluation; the best so far is kept."""
+        """Evaluate a setting, and keep it if it is the best so far."""
         if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
         evaluation = self.objective(setting)
@@ -201,14 +205,14 @@ class Search:
         return evaluation
 
     def trim(self, least: float) -> None:
-        """Leave out of the best setting what does not gain this share of its time."""
+        """Remove parts of the best setting that gain less than this share of its time."""
         for name in self.result.best.setting.changed():
             bare = dataclasses.replace(self.result.best.setting, **{name: getattr(TRACED, name)})
             evaluation = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
             if evaluation.fits and evaluation.worst_s <= self.result.best.worst_s * (1 + least):
                 self.result.best = evaluation
 
-    # Each pass alone
+    # Individual passes
 
     def alone(self) -> None:
         for one in PASSES:
@@ -221,7 +225,7 @@ class Search:
                     self.judge(best.setting)
 
     def proposals(self, base: Setting, name: str, allowed: Allowed) -> Iterator[Setting]:
-        """`base` with other values of one field."""
+        """Yield `base` with other values of one field."""
         if name == "buckets":
             yield from self.bucketed(base, tuple(dict.fromkeys(base.codec)) or ("",))
             return
@@ -230,7 +234,7 @@ class Search:
                 yield dataclasses.replace(base, **{name: value})
 
     def bucketed(self, base: Setting, codecs: tuple[str, ...]) -> Iterator[Setting]:
-        """`base` with other buckets: uniform caps, and, where a list may be given, the best along the path."""
+        """Yield `base` with other buckets: uniform caps, and, if lists are allowed, the best along the path."""
         for cap in CAPS:
             if cap < 2 * self.sizes.sum():
                 yield dataclasses.replace(base, buckets=(cap,), codec=base.codec[:1])
@@ -257,16 +261,16 @@ class Search:
             self.result.steps.append(next(step for step in candidates if step[1] is self.result.best))
 
     def codecs(self, setting: Setting) -> tuple[str, ...]:
-        """Which codecs the buckets of `setting` may choose from: all that may be used, where it has any."""
+        """Return the codecs available to buckets of `setting`: all allowed ones, if it uses any."""
         return ("", *self.allowed.codecs) if setting.codec else ("",)
 
-    # Everywhere
+    # Whole space
 
     def everywhere(self, seed: int) -> None:
         values = self.allowed.values(self.objective.machine)
         cut = "buckets" in self.allowed.passes
         if cut and self.allowed.lists and "codec" in values:
-            values["codec"] = [(), self.allowed.codecs]  # which of them, is decided bucket by bucket
+            values["codec"] = [(), self.allowed.codecs]  # selected for each bucket
         left = self.trials - self.evaluated
         if left <= 0:
             raise _Spent
@@ -288,7 +292,8 @@ class Search:
         self.by_optuna(values, cut, left, seed)
 
     def by_optuna(self, values: dict[str, list], cut: bool, left: int, seed: int) -> None:
-        """TPE over the fields, and over how buckets are made: along the path, by one cap, or near the best known."""
+        """Run TPE over the fields, and over the choice of buckets: along the path, by one cap, or near the best
+        known."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -298,7 +303,7 @@ class Search:
         methods = ["traced", *(["cap"] if cut else []), *(["path", "best"] if cut and self.allowed.lists else [])]
 
         def proposal(trial: optuna.Trial) -> Setting:
-            """What Optuna wants next."""
+            """Return Optuna's next proposal."""
             chosen = {name: each[trial.suggest_categorical(name, range(len(each)))] for name, each in values.items()}
             base = Setting(**chosen)
             method = trial.suggest_categorical("buckets", methods)
@@ -312,7 +317,7 @@ class Search:
             return base
 
         self.result.how = "Optuna (TPE): the best of all trials"
-        for _ in range(4 * max(left, 0)):  # what is known already costs no trial of ours
+        for _ in range(4 * max(left, 0)):  # known settings do not count as trials
             trial = study.ask()
             evaluation = self.judge(proposal(trial))
             if cut and self.allowed.lists:
@@ -320,7 +325,7 @@ class Search:
             study.tell(trial, evaluation.worst_s if evaluation.fits else 10 * self.result.traced.worst_s)
 
     def climb(self, evaluation: Evaluation, rng: np.random.Generator) -> Evaluation:
-        """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""
+        """Return the best of a setting and some in which a few bucket boundaries are moved, one after the other."""
         for moves in rng.integers(1, MOST_MOVES + 1, CLIMBS):
             bucket = assign(self.sizes, evaluation.setting.buckets or (self.sizes.sum(),))
             cut = np.diff(bucket)

@@ -1,1 +1,1 @@
-"""Readers of traces, one file or folder a format; `read.py` recognizes the format and picks one."""
+"""Readers of traces, one module or package for each format; `read.py` detects the format and selects one."""

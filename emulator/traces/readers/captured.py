@@ -1,8 +1,8 @@
-"""What `switchml trace capture` and `switchml_profile` leave of a rank: torch's profile joined with our agents'
-records. Their collectives become COLLECTIVE events on lanes of their own, caused by the span that submitted them; waits
-for communication become SYNC events, packets `wire`. Files of a rank: rank-N.about.json, rank-N.json.gz,
-rank-N.sizes.json, and with our agents rank-N.wire.npz. torch's execution trace, rank-N.et.json, is for other programs:
-it covers one iteration after those that count.
+"""Reads the output of `switchml trace capture` and `switchml_profile` for a rank: torch's profile joined with the
+switchml agents' logs. The agents' collectives become COLLECTIVE events on separate lanes, caused by the span that
+submitted them; waits for communication become SYNC events, packets `wire`. Files of a rank: rank-N.about.json,
+rank-N.json.gz, rank-N.sizes.json, and with switchml agents rank-N.wire.npz. torch's execution trace, rank-N.et.json, is
+for other programs: it covers one iteration after the captured ones.
 """
 
 import dataclasses
@@ -34,18 +34,18 @@ COLLECTIVES = np.array([Collective[kind.upper()] for kind in KINDS])
 _COPY_BACK = "copy_bucket_to_grad"
 _NODE = "autograd::engine::evaluate_function"
 SLACK_S = 50e-6
-"""A collective is noted as done by another thread than the one that waits for it, perhaps a little later."""
+"""A collective is logged as done by another thread than the one that waits for it, possibly a little later."""
 
 
 def about_of(path: Path) -> Path | None:
-    """The file that says whose capture `path` is a part of; None where it is of none."""
+    """Return the about file of the capture that `path` belongs to; None if there is none."""
     match = _OF_RANK.fullmatch(path.name)
     about = path.with_name(f"{match[1]}.about.json") if match else None
     return about if about is not None and about.is_file() else None
 
 
 def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
-    """The trace that rank-N.about.json, `path`, belongs to. Raises TraceError for files that are missing or broken."""
+    """Read the trace of the capture with the about file `path`. Raises TraceError for missing or damaged files."""
     about = _read_about(path)
     if rank is not None and rank != about["rank"]:
         raise TraceError(f"{path} is of rank {about['rank']}, not {rank}")
@@ -97,7 +97,8 @@ def _read_notes(path: Path, agents: int) -> tuple[list[np.ndarray], list[np.ndar
 
 
 class _Clock:
-    """Nanoseconds of CLOCK_MONOTONIC → seconds since the epoch. `pairs`: both clocks at the capture's start and end."""
+    """Converts nanoseconds of CLOCK_MONOTONIC to seconds since the epoch. `pairs`: both clocks at the capture's start
+    and end."""
 
     def __init__(self, pairs: list[dict[str, int]], epoch_s: float) -> None:
         self._monotonic = [pair["monotonic_ns"] for pair in pairs]
@@ -112,19 +113,19 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Launched:
-    """A collective and its times."""
+    """A launched collective and its times."""
 
     event: int
     launched_s: float
     start_s: float
     end_s: float
     in_backward: bool
-    """Whether autograd launched it, as it does for DDP."""
+    """Whether autograd launched it, as for DDP."""
 
 
 def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.ndarray], clock: _Clock) -> RankTrace:
-    """The trace with each of our agents' collectives, but those that failed, from its submission to its end: events
-    behind all others, on a lane for each agent. The spans that submitted them become launches."""
+    """Return the trace with each successful collective of the switchml agents, from its submission to its end: events
+    after all others, on a lane for each agent. The spans that submitted them become launches."""
     names = Numbers(zip(trace.names, count()))
     number = {at: int(match[1]) for at, name in enumerate(trace.names) if (match := LAUNCH.fullmatch(name))}
     spans = np.flatnonzero(np.isin(trace.events.name, list(number)))
@@ -136,14 +137,14 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
     parts, causes, lanes, groups = [trace.events], [trace.causes], list(trace.lanes), list(trace.groups)
     for agent, own in zip(agents, calls, strict=True):
         own = own[own["failed"] == 0]
-        # Older captures have all-reduces alone.
+        # Older captures contain all-reduces only.
         kinds = own["kind"] if "kind" in (own.dtype.names or ()) else np.zeros(len(own), np.int64)
         start_s, end_s = clock.seconds(own["submitted"]), clock.seconds(own["done"])
         launch = np.array([event_of.get(call, NONE) for call in own["launch"].tolist()], np.int32)
         if trace.lanes_of(LaneKind.DEVICE):
             launch = _in_turn(launch, spans, trace.events.start_s, start_s)
         known = np.flatnonzero(launch != NONE)
-        # Two clocks: the profiler's may be some microseconds off.
+        # Two clocks: the profiler's may be off by some microseconds.
         start_s[known] = np.maximum(start_s[known], trace.events.start_s[launch[known]])
         causes.append(np.stack([launch[known], sum(map(len, parts)) + known], axis=1))
         parts.append(
@@ -160,7 +161,7 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
                 bytes=own["bytes"],
             )
         )
-        job = f"{agent['job']} ({agent['tag']})"  # the same on all its ranks, whatever other jobs each is in
+        job = f"{agent['job']} ({agent['tag']})"  # the same on all its ranks, whatever other jobs each takes part in
         lanes.append(Lane(job, LaneKind.TRANSPORT))
         groups.append(Group(job, tuple(agent["ranks"])))
     return dataclasses.replace(
@@ -169,7 +170,8 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
 
 
 def _in_turn(launch: np.ndarray, spans: np.ndarray, began_s: np.ndarray, start_s: np.ndarray) -> np.ndarray:
-    """`launch`, int32 (calls,), complete: one thread submits accelerator tensors in the order they were queued."""
+    """Return `launch`, int32 (calls,), completed: one thread submits accelerator tensors in the order in which they
+    were queued."""
     free = np.setdiff1d(spans, launch)
     free = iter(free[np.argsort(began_s[free], kind="stable")].tolist())
     launch, span = launch.copy(), next(free, NONE)
@@ -180,16 +182,16 @@ def _in_turn(launch: np.ndarray, spans: np.ndarray, began_s: np.ndarray, start_s
 
 
 def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:
-    """The trace with SYNC events for waiting spans, all in order. `buckets`: how many gradients DDP has in each, where
-    it is known: at the end of backward it waits for one bucket after the other, and copies each back before it waits
-    for the next (reducer.cpp, finalize_backward)."""
+    """Return the trace with SYNC events for waiting spans, all in order. `buckets`: number of gradients in each DDP
+    bucket, if known: at the end of backward DDP waits for one bucket after the other, and copies each back before it
+    waits for the next (reducer.cpp, finalize_backward)."""
     events, end_s = trace.events, trace.events.end_s
     names = {name: at for at, name in enumerate(trace.names) if name in (WAIT, WAIT_FOR_BUCKETS)}
     spans = np.flatnonzero(np.isin(events.name, list(names.values())))
     inside: dict[int, list[int]] = {span: [] for span in spans.tolist()}
     for event in np.flatnonzero(np.isin(events.parent, spans)).tolist():
         inside[int(events.parent[event])].append(event)
-    waits: list[tuple[int, float, float, list[_Launched]]] = []  # span, from, until, what it waits for
+    waits: list[tuple[int, float, float, list[_Launched]]] = []  # span, from, until, awaited collectives
     left = _launched(trace)
     for span in spans[np.argsort(events.start_s[spans], kind="stable")].tolist():
         from_s, until_s = float(events.start_s[span]), float(end_s[span])
@@ -203,7 +205,7 @@ def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:
         copied = [event for event in inside[span] if _COPY_BACK in trace.names[events.name[event]]]
         pauses = _pauses(from_s, until_s, events.start_s[inside[span]].tolist(), end_s[inside[span]].tolist())
         if len(mine) != len(buckets) or sum(buckets) != len(copied):
-            # Views of buckets need no copies: the first pause that ends no sooner is the one for it.
+            # Views of buckets need no copies: the wait is the first pause that ends no sooner.
             by_pause: dict[tuple[float, float], list[_Launched]] = {}
             for one in mine:
                 ends_later = (pause for pause in pauses if one.end_s <= pause[1] + SLACK_S)
@@ -211,12 +213,12 @@ def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:
             waits += [(span, *pause, awaited) for pause, awaited in by_pause.items()]
             continue
         for one, first in zip(mine, np.cumsum([0, *buckets[:-1]]).tolist(), strict=True):
-            # Between the copies of two buckets it may do something else, too.
+            # There may be other activity between the copies of two buckets.
             after = 1 + inside[span].index(copied[first - 1]) if first else 0
             pause = _longest(pauses[after : inside[span].index(copied[first]) + 1])
             waits.append((span, *pause, [one]))
     for _, _, until_s, awaited in waits:
-        for one in awaited:  # a communicator's thread may close its span long after it has woken who waits
+        for one in awaited:  # a communicator's thread may close its span long after it has woken the waiting thread
             if one.start_s < until_s < one.end_s:
                 events.duration_s[one.event] = until_s - one.start_s
     of_span = [span for span, *_ in waits]
@@ -234,13 +236,13 @@ def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:
     order = in_order(events.lane, events.start_s, events.duration_s)
     events = table(**{name: column[order] for name, column in vars(events).items() if name != "parent"})
     of_transport = np.array([lane.kind == LaneKind.TRANSPORT for lane in trace.lanes])[events.lane]
-    events.parent[of_transport] = NONE  # what overlaps there is not inside
+    events.parent[of_transport] = NONE  # overlapping events there are not nested
     pairs = np.concatenate([trace.causes, np.array(causes, np.int32).reshape(-1, 2)])
     return dataclasses.replace(trace, events=events, causes=np.argsort(order)[pairs].astype(np.int32))
 
 
 def _pauses(from_s: float, until_s: float, starts_s: list[float], ends_s: list[float]) -> list[tuple[float, float]]:
-    """Before, between and after spans that follow one another between two moments: one more than there are spans."""
+    """Return the pauses before, between and after consecutive spans between two times: one more than spans."""
     begins_s, over_s = [*starts_s, until_s], [from_s, *ends_s]
     return [(over_s, max(over_s, begin_s)) for over_s, begin_s in zip(over_s, begins_s, strict=True)]
 
@@ -250,7 +252,8 @@ def _longest(pauses: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _awaited(left: list[_Launched], start_s: float, end_s: float) -> list[_Launched]:
-    """What a `Work.wait` waited for: what ended with it, else the oldest that was over before."""
+    """Return the collectives that a `Work.wait` waited for: the last that ended during it, else the oldest that ended
+    before."""
     left = [one for one in left if not one.in_backward and one.launched_s < start_s]
     ended = [one for one in left if start_s <= one.end_s <= end_s + SLACK_S]
     earlier = [one for one in left if one.end_s < start_s]
@@ -258,7 +261,7 @@ def _awaited(left: list[_Launched], start_s: float, end_s: float) -> list[_Launc
 
 
 def _launched(trace: RankTrace) -> list[_Launched]:
-    """Collectives that a host thread has launched, in the order of the launches."""
+    """Return the collectives launched by a host thread, in launch order."""
     events, end_s = trace.events, trace.events.end_s
     cause, caused = trace.causes.T
     pairs = trace.causes[(events.what[cause] == What.LAUNCH) & (events.what[caused] == What.COLLECTIVE)]
@@ -299,7 +302,7 @@ def _pings(columns: dict[str, list] | None, clock: _Clock) -> Pings | None:
 
 
 def _steps(trace: RankTrace, about: dict[str, Any]) -> np.ndarray:
-    """The captured iterations that came to their end."""
+    """Return the captured iterations that were completed."""
     whole = {f"ProfilerStep#{one['number']}" for one in about["iterations"] if one["kind"] == "captured"}
     names = [at for at, name in enumerate(trace.names) if name in whole]
     at = np.flatnonzero(np.isin(trace.events.name, names))
@@ -308,7 +311,8 @@ def _steps(trace: RankTrace, about: dict[str, Any]) -> np.ndarray:
 
 
 def _gradients(trace: RankTrace, known: sizes.Sizes | None) -> dict[int, sizes.Parameter]:
-    """Event → whose gradient became final in it; none where the notes have more or fewer of them than the profile."""
+    """Return event → parameter whose gradient became final in it; empty if the log and the profile have different
+    numbers of them."""
     events = np.flatnonzero(trace.events.gradient)
     events = events[np.argsort(trace.events.start_s[events], kind="stable")].tolist()
     if known is None or len(events) != len(known.gradients):
@@ -317,7 +321,8 @@ def _gradients(trace: RankTrace, known: sizes.Sizes | None) -> dict[int, sizes.P
 
 
 def _gradient_names(trace: RankTrace, about: dict[str, Any]) -> dict[int, str]:
-    """For captures without sizes: the order that DDP reported, if there is one DDP module and sizes agree."""
+    """Return gradient names for captures without sizes: the order reported by DDP, if there is one DDP module and sizes
+    agree."""
     if len(about["ddp"]) != 1:
         return {}
     ddp = about["ddp"][0]

@@ -1,5 +1,5 @@
-"""Chrome's JSON trace format, a block at a time, so files may have any size; gzipped or not. Kineto, dPRO and others
-write an array of events, or an object with that array under "traceEvents" and more beside it.
+"""Chrome's JSON trace format, read in blocks, so that files may have any size; plain or gzipped. Kineto, dPRO and
+others write an array of events, or an object with that array under "traceEvents" and other fields.
 """
 
 import codecs
@@ -20,10 +20,11 @@ from switchml.files import UNPACKED_BYTES, check_has_end, too_large, unpacked_li
 
 BLOCK_BYTES = 4 << 20
 _LARGEST_BYTES = 16 << 20
-"""Of one event, and of what stands beside the events."""
+"""Maximum size of an event, and of the other fields."""
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
-"""Between two events. Where one is inside an event, what is before it does not decode, and an earlier one is tried."""
+"""Boundary between two events. If it matches inside an event, the part before it does not decode, and an earlier one is
+tried."""
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _MALFORMED = re.compile(r"malformed: .* \(byte (\d+)\)")
 _UNPAIRED = re.compile("[\udc80-\udcff]")
@@ -31,8 +32,8 @@ _NOT_A_NUMBER = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,
 
 
 def open_plain(path: Path, unpacked_bytes: int = UNPACKED_BYTES) -> io.BufferedReader:
-    """`path` for reading, unpacked where it is compressed. What unpacks to more than `unpacked_bytes` and much more
-    than its size (`switchml.files.unpacked_limit`) raises TraceError when that is read."""
+    """Open `path` for reading, decompressed if necessary. Data beyond `unpacked_bytes` and far beyond the file's size
+    (`switchml.files.unpacked_limit`) raises TraceError when it is read."""
     check_has_end(path, TraceError, pipes=False)
     try:
         file = path.open("rb")
@@ -44,7 +45,7 @@ def open_plain(path: Path, unpacked_bytes: int = UNPACKED_BYTES) -> io.BufferedR
 
 
 class _Unpacked(io.RawIOBase):
-    """What the gzip file `packed` unpacks to, within its limit."""
+    """Decompressed data of the gzip file `packed`, within its limit."""
 
     def __init__(self, packed: BinaryIO, path: Path, unpacked_bytes: int) -> None:
         self.packed, self._path, self._least = packed, path, unpacked_bytes
@@ -55,7 +56,7 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        # read1 returns what there is before gzip notices that more should be.
+        # read1 returns the available data before gzip detects truncation.
         data = self._gzip.read1(len(buffer))
         self._count += len(data)
         if self._count > (limit := unpacked_limit(self.packed.tell(), self._least)):
@@ -69,14 +70,14 @@ class _Unpacked(io.RawIOBase):
 
 
 class ChromeFile:
-    """Iterate `batches()`, each a list of events as `event_type` decodes them; then `header` has what stands beside
-    the events. `salvage`: of a file that breaks off, or is no JSON from some byte on, take the events before that, and
-    say so in `broken`."""
+    """A trace file. Iterate `batches()`, each a list of events decoded as `event_type`; afterwards `header` has the
+    other fields. `salvage`: of a file that is truncated, or malformed from some byte on, use the events before that,
+    and report it in `broken`."""
 
     def __init__(
         self, path: Path, event_type: Any = dict, *, salvage: bool = False, array: str = "traceEvents"
     ) -> None:
-        """array: the name under which the events stand in the file's object."""
+        """array: the name of the array of events in the file's object."""
         self.path = path
         self._array = array
         self._array_begins = re.compile(rb'"%s"\s*:\s*\[' % array.encode())
@@ -86,15 +87,15 @@ class ChromeFile:
         self._salvage = salvage
         self._decoder = msgspec.json.Decoder(list[event_type])
         self._buffer = b""
-        self._offset = 0  # of the buffer's first byte in the (unpacked) file
+        self._offset = 0  # of the buffer's first byte in the (decompressed) file
         self._ended = False
-        self._fault = ""  # why no more can be read, once that is so
-        self._malformed = NOWHERE  # place in the buffer at which it is no JSON
+        self._fault = ""  # reason why no more can be read
+        self._malformed = NOWHERE  # position of malformed JSON in the buffer
         self._is_bare = False
-        """An array without an object around it; then its end may be missing, by the format's definition."""
+        """Whether the array has no object around it; then its end may be missing, by the format's definition."""
 
     def batches(self) -> Iterator[list[Any]]:
-        """Lists of events in the order of the file. TraceError where the file is no such trace, or breaks off."""
+        """Yield lists of events in file order. Raises TraceError if the file is no such trace, or truncated."""
         with open_plain(self.path) as file:
             self._file, self._size = file, self.path.stat().st_size
             self._read_more()
@@ -117,7 +118,8 @@ class ChromeFile:
         self.header = self._decode_header(head, b"".join(tail))
 
     def _read(self, size: int = BLOCK_BYTES) -> bytes:
-        """The next `size` bytes; fewer or b"" at the end. What gzip can't unpack counts as the end of the file."""
+        """Return the next `size` bytes; fewer or b"" at the end. Data that gzip can't decompress counts as the end of
+        the file."""
         if self._ended:
             return b""
         parts, missing = [], size
@@ -137,7 +139,7 @@ class ChromeFile:
         return block
 
     def _find_array(self) -> bytes:
-        """Read as far as the first event; returns what stands before the array."""
+        """Read up to the first event; return the text before the array."""
         while not (match := self._array_begins.search(self._buffer)):
             if self._buffer.lstrip()[:1] == b"[":
                 at = self._buffer.index(b"[") + 1
@@ -156,7 +158,8 @@ class ChromeFile:
         self._buffer = self._buffer[count:]
 
     def _read_more(self) -> bool:
-        """Whether there was more. The buffer at least doubles: searching takes linear time however long an event is."""
+        """Read more and return whether there was any. The buffer at least doubles, so that searching takes linear time
+        even for long events."""
         more = self._read(max(BLOCK_BYTES, len(self._buffer)))
         self._buffer += more
         return bool(more)
@@ -166,7 +169,7 @@ class ChromeFile:
             raise TraceError(too_large(f"{self.path}: {what}", _LARGEST_BYTES))
 
     def _next_batch(self) -> tuple[list[Any], bool]:
-        """Some events, and whether they were the last."""
+        """Return some events, and whether they were the last."""
         while True:
             has_more = self._read_more()
             for end in _last_boundaries(self._buffer):
@@ -180,7 +183,7 @@ class ChromeFile:
                 return self._last_batch()
 
     def _last_batch(self) -> tuple[list[Any], bool]:
-        """What is left at the end of the file."""
+        """Return the remaining events at the end of the file."""
         batch, closed = self._decode(self._buffer) or ([], False)
         if self._malformed != NOWHERE:
             return self._before_fault(), True
@@ -190,7 +193,7 @@ class ChromeFile:
         return batch, True
 
     def _before_fault(self) -> list[Any]:
-        """The events before the place at which the buffer is no JSON."""
+        """Return the events before the malformed position in the buffer."""
         while not _BOUNDARY.search(self._buffer, self._malformed) and self._read_more():
             self._check_size(len(self._buffer), f"event {self.events + 1}")
         text, at = self._buffer, self._malformed
@@ -206,7 +209,8 @@ class ChromeFile:
         return batch
 
     def _break(self, what: str, at: int | None = None) -> None:
-        """`at`: the byte at which it is no JSON; None: it ends where the buffer does, too early."""
+        """Record the fault, and raise TraceError unless salvaging. `at`: position of malformed JSON; None: truncated at
+        the end of the buffer."""
         end = self._offset + len(self._buffer)
         if not self.broken and at is None:
             self.broken = f"{self.path} is truncated: {what}, at byte {end:,} of its JSON"
@@ -215,7 +219,8 @@ class ChromeFile:
             raise TraceError(f"{self.broken}; --salvage takes what is before that")
 
     def _decode(self, text: bytes) -> tuple[list[Any], bool] | None:
-        """The events in `text`, taken off the buffer, and whether the array closes; None if it ends inside an event."""
+        """Remove the events in `text` from the buffer; return them, and whether the array closes; None if it ends
+        inside an event."""
         size, closed = len(text), False
         for _ in range(4):
             inside = text.strip().removesuffix(b",")
@@ -246,9 +251,10 @@ class ChromeFile:
         return None
 
     def _place(self, text: bytes, inside: bytes) -> int:
-        """Where `text`, of which the events are `inside`, is no JSON; NOWHERE where it only ends inside an event."""
+        """Return the malformed position in `text`, whose events are `inside`; NOWHERE if it merely ends inside an
+        event."""
         try:
-            self._decoder.decode(b"[" + inside)  # without the end that it did not have
+            self._decoder.decode(b"[" + inside)  # without the end that was added
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if malformed := _MALFORMED.search(str(error)):
                 return len(text) - len(text.lstrip()) + int(malformed[1]) - 1
@@ -277,7 +283,7 @@ class ChromeFile:
 
 
 def why_malformed(text: bytes, at: int) -> str:
-    """What is wrong with `text`, which is no JSON from byte `at` on."""
+    """Return why `text` is malformed at byte `at`."""
     if not _is_one_event(text, at) or _NEXT_LINE.match(text, at):
         return SECOND_WRITER
     if text[at : at + 1] < b" " and _STRING_OPEN.search(text, max(0, at - _LOOK_BACK), at):
@@ -290,7 +296,7 @@ def why_malformed(text: bytes, at: int) -> str:
 
 
 def _is_one_event(text: bytes, at: int) -> bool:
-    """Whether what is around byte `at` has what an event has, once."""
+    """Return whether the text around byte `at` has the keys of an event, once each."""
     begins = max((match.end() for match in _BOUNDARY.finditer(text, max(0, at - _LOOK_BACK), at)), default=0)
     after = _BOUNDARY.search(text, at)
     counts = Counter(match[1] for match in _KEY.finditer(text, begins, after.start() if after else len(text)))
@@ -311,12 +317,13 @@ _VALUE_ENDS = re.compile(rb'[^\n]*?"\s*(,\s*"|\})')
 
 
 def _zero(match: re.Match[bytes]) -> bytes:
-    """For a number that JSON can't say, such as the occupancy of a kernel on no processor; as long as before."""
+    """Replace a number that JSON can't represent, such as the occupancy of a kernel on no processor, by 0 of equal
+    length."""
     return b"0".rjust(len(match[0]))
 
 
 def _last_boundaries(buffer: bytes) -> list[int]:
-    """Where events may end, from the last such place in `buffer` backwards; a few."""
+    """Return possible ends of events, from the last in `buffer` backwards; a few."""
     reach = 1 << 16
     while True:
         start = max(0, len(buffer) - reach)

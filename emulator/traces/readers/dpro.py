@@ -1,6 +1,6 @@
-"""dPRO's timelines (github.com/joapolarbear/dpro, docs/format.md): Chrome's JSON with `"pid": "host0.rank1"`, names
-such as `BW.conv1.backward` and `Comm.conv1.Sync`, and a transaction after `~>` that both ends of a message share. Edges
-of a dag.gml beside them become causes.
+"""Reads dPRO's timelines (github.com/joapolarbear/dpro, docs/format.md): Chrome's JSON with `"pid": "host0.rank1"`,
+names such as `BW.conv1.backward` and `Comm.conv1.Sync`, and a transaction after `~>` that both ends of a message share.
+Edges of an accompanying dag.gml become causes.
 """
 
 import re
@@ -23,7 +23,7 @@ _WHAT = {"I/O": What.LOAD, "IO": What.LOAD}
 
 
 class Event(msgspec.Struct):
-    """One event; `args` has the plain name, the iteration (`cnt` or `step`) and perhaps `size`."""
+    """One event; `args` has the plain name, the iteration (`cnt` or `step`) and possibly `size`."""
 
     name: str = ""
     ph: str = "X"
@@ -36,7 +36,7 @@ class Event(msgspec.Struct):
 
 
 def read(path: Path, *, salvage: bool = False) -> list[RankTrace]:
-    """All ranks in `path`."""
+    """Read all ranks in `path`."""
     file = ChromeFile(path, Event, salvage=salvage)
     ranks: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for batch in file.batches():
@@ -48,7 +48,7 @@ def read(path: Path, *, salvage: bool = False) -> list[RankTrace]:
     if not ranks:
         raise TraceError(f"{path} has no events of dPRO's: none with a pid such as host0.rank0")
     edges = _edges(path.parent / "dag.gml")
-    # Ranks are counted through; dPRO counts them within a host, or through, depending on how it was run.
+    # Ranks are numbered globally; dPRO numbers them per host or globally, depending on how it was run.
     through = len({rank for _, rank in ranks}) == len(ranks)
     places = sorted(ranks, key=lambda place: place[1] if through else place)
     number = {place: place[1] if through else at for at, place in enumerate(places)}
@@ -75,7 +75,7 @@ def _trace(
     communication = np.flatnonzero(collective)
     communication = communication[np.argsort(start_s[communication], kind="stable")]
     group, sequence, peer = (np.full(len(recorded), NONE, np.int64) for _ in range(3))
-    # A tensor is a group of its own: its transactions are counted apart, and in their order on every rank the same.
+    # Each tensor is a separate group: its transactions are numbered separately, and have the same order on every rank.
     group[communication] = [groups[_transaction(recorded[at].name)] for at in communication]
     sequence[communication] = occurrences(zip(what[communication], group[communication], strict=True))
     for at in np.flatnonzero(collective == Collective.P2P):
@@ -129,13 +129,13 @@ def _lane(event: Event) -> tuple[str, LaneKind]:
 
 
 def _transaction(name: str) -> str:
-    """Tensor and, of chunks, which: what both ends of a transfer have in common."""
+    """Return tensor and, for chunks, chunk: equal at both ends of a transfer."""
     tensor, _, suffix = name.partition("~>")
     return ".".join(tensor.split(".")[1:-1]) + (f"~>{suffix}" if suffix else "")
 
 
 def _peer(event: Event, step: int, rank: int, world: tuple[int, ...]) -> int:
-    """Named in the arguments, or the neighbour in the ring."""
+    """Return the peer in the arguments, or the neighbor in the ring."""
     peer = (event.args or {}).get("peer")
     return int(peer) if peer is not None else world[(world.index(rank) + step) % len(world)]
 
@@ -151,7 +151,7 @@ def _steps(recorded: list[Event], start_s: np.ndarray, end_s: np.ndarray) -> np.
 
 
 def _causes(recorded: list[Event], start_s: np.ndarray, end_s: np.ndarray, edges: dict[str, list[str]]) -> np.ndarray:
-    """The graph's edges, in each iteration, where the times agree."""
+    """Return the graph's edges in each iteration, where the times are consistent."""
     place = {(event.name.split("~>")[0], _iteration(event)): at for at, event in enumerate(recorded)}
     pairs = set()
     for (name, step), cause in place.items():
@@ -163,7 +163,7 @@ def _causes(recorded: list[Event], start_s: np.ndarray, end_s: np.ndarray, edges
 
 
 def _edges(path: Path) -> dict[str, list[str]]:
-    """Of a GML file (networkx writes it): node label → labels after it; nothing where there is no file."""
+    """Parse a GML file (as written by networkx): node label → labels of successors; empty if there is no file."""
     if not path.exists():
         return {}
     text = read_text(path, TraceError)

@@ -1,4 +1,5 @@
-"""Our own files: a RankTrace as .npz, with JSON for what is no array; some twenty times faster to load than others."""
+"""switchml's own file format: a RankTrace as .npz, with JSON for fields that are no arrays; some twenty times faster to
+load than others."""
 
 import dataclasses
 import json
@@ -16,9 +17,9 @@ from switchml.output_files import whole_file
 VERSION = 1
 SUFFIX = ".trace.npz"
 _PLAIN = ("rank", "world_size", "host", "format", "epoch_s", "names", "backend", "about")
-"""Fields of RankTrace that JSON takes as they are."""
+"""Fields of RankTrace that are stored as JSON unchanged."""
 _TABLES = {"event": Events, "wire": Wire, "pings": Pings}
-"""Beginnings of the names of arrays, and what they are the columns of."""
+"""Name prefixes of arrays, and the tables whose columns they are."""
 
 
 def write(trace: RankTrace, path: Path) -> None:
@@ -35,7 +36,7 @@ def write(trace: RankTrace, path: Path) -> None:
 
 
 def head(trace: RankTrace) -> dict[str, Any]:
-    """All of `trace` that is no array, ready for JSON."""
+    """Return all non-array fields of `trace`, ready for JSON."""
     return {name: getattr(trace, name) for name in _PLAIN} | {
         "switchml_trace": VERSION,
         "source": str(trace.source),
@@ -46,7 +47,7 @@ def head(trace: RankTrace) -> dict[str, Any]:
 
 
 class Head(msgspec.Struct):
-    """What `head` returned, read again."""
+    """The parsed result of `head`."""
 
     switchml_trace: int
     rank: int
@@ -61,13 +62,13 @@ class Head(msgspec.Struct):
     groups: list[tuple[str, tuple[int, ...]]]
     gradient_names: dict[int, str]
     steps: list[tuple[float, float]] = []
-    """Where they are no array beside it."""
+    """Iterations, if not stored as an array."""
 
 
 def read_head(text: bytes | str, path: Path) -> Head:
-    """Raises TraceError where `text`, out of the file `path`, is no head of this version."""
+    """Parse a head. Raises TraceError if `text`, from the file `path`, is no head of this version."""
     try:
-        # Not msgspec's own JSON: it refuses halves of surrogate pairs, which names in a profile may have.
+        # msgspec's own JSON rejects unpaired surrogates, which may occur in names.
         head = msgspec.convert(json.loads(text), Head, str_keys=True)
     except ValueError as error:
         raise TraceError(f"{path} is no trace of ours, or a broken one: {error}") from None
@@ -79,7 +80,7 @@ def read_head(text: bytes | str, path: Path) -> Head:
 
 
 def whole(head: Head, path: Path, **arrays: Any) -> RankTrace:
-    """A RankTrace of a head and the fields that are arrays or tables of them."""
+    """Return a RankTrace from a head, and the fields that are arrays or tables."""
     return RankTrace(
         **{name: getattr(head, name) for name in _PLAIN},
         source=path,
@@ -91,12 +92,12 @@ def whole(head: Head, path: Path, **arrays: Any) -> RankTrace:
 
 
 def is_native(path: Path) -> bool:
-    """Whether `path` is a file of ours."""
+    """Return whether `path` is in this format."""
     return "head" in array_names(path)
 
 
 def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
-    """What `write` wrote. `rank` must be the trace's own, if given; there is nothing to salvage of a broken one."""
+    """Read a file written by `write`. `rank` must be the trace's own, if given; damaged files can't be salvaged."""
     arrays = read_arrays(path, TraceError)
     if missing := {"head", "causes", "steps"} - set(arrays):
         raise TraceError(f"{path} is no trace of ours, or a broken one: it lacks {', '.join(sorted(missing))}")
@@ -110,7 +111,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
 
 
 def _table(kind: type, prefix: str, arrays: dict[str, np.ndarray]) -> Any:
-    """None where the file has no such table, and there need not be one."""
+    """Return a table; None if the file does not have it and it is optional."""
     if kind is not Events and not any(name.startswith(f"{prefix}.") for name in arrays):
         return None
     return kind(**{field.name: arrays[f"{prefix}.{field.name}"] for field in dataclasses.fields(kind)})

@@ -1,4 +1,4 @@
-"""Traces from files, whichever program wrote them. The format is recognized by the content, not the name."""
+"""Reads traces in any supported format. The format is detected from the content, not the name."""
 
 import codecs
 import re
@@ -32,7 +32,7 @@ _KINETO = re.compile(
     rb'"(deviceProperties|distributedInfo|schemaVersion)"\s*:'
     rb'|"cat"\s*:\s*"(cpu_op|user_annotation|python_function|kernel|gpu_\w+|\w+_runtime|\w+_driver|Operator|Runtime)"'
 )
-"""What only PyTorch's Chrome traces have."""
+"""Text that occurs only in PyTorch's Chrome traces."""
 _DPRO_PLACE = re.compile(rb'"pid"\s*:\s*"[^"]*host\d+\.rank\d+"')
 _TORCH_ET = re.compile(rb'"schema"\s*:\s*"\d[^"]*"')
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
@@ -40,10 +40,10 @@ _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 
 @paused()
 def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) -> list[RankTrace]:
-    """The traces in `path`, a file or directory, by rank. In a directory, torch's execution traces are joined to the
-    profiler's of the same rank, and other files are skipped. `rank`: whose it is, for a file that does not say.
-    `salvage`: of broken files, take what is there; `about["broken"]` then says so. Raises TraceError where nothing is
-    found, a file can't be read, or two are of one rank."""
+    """Read the traces in `path`, a file or directory, by rank. In a directory, torch's execution traces are joined to
+    the profiler's of the same rank, and other files are skipped. `rank`: for a file that does not contain it.
+    `salvage`: of damaged files, read as much as possible; `about["broken"]` then describes the fault. Raises TraceError
+    if nothing is found, a file can't be read, or two are of one rank."""
     path = Path(path)
     present = files(path)
     if rank is not None and path.is_dir():
@@ -64,7 +64,7 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
 
 
 def _lone(file: Path) -> TraceError:
-    """For torch's execution trace with nothing of the profiler's beside it."""
+    """Return the error for an execution trace without the profiler's trace."""
     return TraceError(
         f"{file} is PyTorch's execution trace (ExecutionTraceObserver), which says what was called on which tensors "
         "but not when: put the profiler's trace of the same run beside it, with the same rank-N in the names of both"
@@ -72,7 +72,8 @@ def _lone(file: Path) -> TraceError:
 
 
 def read_workload(path: Path | str, gpus: int | None = None) -> Workload:
-    """The workload in `path`, a file or a directory. `gpus`: of SimAI's, if it does not say. Raises TraceError."""
+    """Read the workload in `path`, a file or a directory. `gpus`: for SimAI's, if it does not contain it. Raises
+    TraceError."""
     path = Path(path)
     present = files(path)
     texts = [file for file, kind in present if kind == SIMAI]
@@ -95,16 +96,16 @@ def read_workload(path: Path | str, gpus: int | None = None) -> Workload:
 
 
 def files(path: Path) -> list[tuple[Path, str]]:
-    """The traces at `path`, each with its format; TraceError where there is none."""
+    """Return the traces at `path`, each with its format. Raises TraceError if there is none."""
     if not path.exists():
         raise TraceError(f"no trace at {path}: no such file or directory")
     check_has_end(path, TraceError, pipes=False)
     inside = [path]
-    if path.is_dir():  # hidden files are those that a rank was killed over
+    if path.is_dir():  # hidden files are incomplete files of killed ranks
         inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     if path.is_dir() and not any(detect(file) for file in inside):
         inside = sorted(file for file in path.rglob("*") if file.is_file())  # a directory for each rank
-    inside = list(dict.fromkeys(captured.about_of(file) or file for file in inside))  # one for each rank's capture
+    inside = list(dict.fromkeys(captured.about_of(file) or file for file in inside))  # one entry per rank of a capture
     present = [(file, kind) for file in inside if (kind := detect(file))]
     if not present:
         expected = ", ".join(DESCRIPTIONS[:-1]) + f" or {DESCRIPTIONS[-1]}"
@@ -114,7 +115,7 @@ def files(path: Path) -> list[tuple[Path, str]]:
 
 
 def detect(path: Path) -> str:
-    """One of the names above, or "" for what is no trace."""
+    """Return the format, one of the names above, or "" if the file is no trace."""
     if captured.about_of(path) == path:
         return CAPTURE
     if native.is_native(path):
@@ -123,7 +124,7 @@ def detect(path: Path) -> str:
         try:
             start = file.read(_LOOK_BYTES)
         except (EOFError, OSError, zlib.error):
-            # Broken right at the beginning: by its name; the reader then says where it breaks.
+            # Damaged at the beginning: decide by the name; the reader then reports the position.
             return KINETO if ".json" in path.name else ""
     text = start.removeprefix(codecs.BOM_UTF8).lstrip()
     if text[:1] in (b"{", b"["):
@@ -162,6 +163,6 @@ def _read_kind(
 
 
 def _named_rank(path: Path) -> int:
-    """The rank that a file's name has in it, or -1."""
+    """Return the rank in a file's name, or -1."""
     named = re.search(r"rank[-_]?(\d+)", path.name)
     return int(named[1]) if named else -1

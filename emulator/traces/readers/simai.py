@@ -1,7 +1,7 @@
-"""SimAI's workload text (github.com/aliyun/SimAI, example/workload_analytical.txt): a line for each layer of one
-accelerator's iteration, in nanoseconds and bytes. One rank stands for all. Forward: compute, then blocking
+"""Reads SimAI's workload text (github.com/aliyun/SimAI, example/workload_analytical.txt): a line for each layer of one
+accelerator's iteration, in nanoseconds and bytes. One rank represents all. Forward: compute, then blocking
 communication. Backward, from the last layer: input gradients, compute and blocking communication; weight gradients,
-compute and communication that does not block (astra-sim-alibabacloud, Workload.cc,
+compute and non-blocking communication (astra-sim-alibabacloud, Workload.cc,
 iterate_hybrid_parallel_Transformer_fwd_in_bckwd).
 """
 
@@ -24,7 +24,7 @@ _SUFFIX = re.compile(r"^([A-Z]+?)(_DP_EP|_EP|_TP|_DP)?$")
 
 
 class Phase(NamedTuple):
-    """One of a layer's three."""
+    """One of a layer's three phases."""
 
     compute_s: float
     collective: Collective
@@ -33,7 +33,7 @@ class Phase(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One line."""
+    """A line of the file."""
 
     name: str
     forward: Phase
@@ -42,7 +42,8 @@ class Layer(NamedTuple):
 
 
 def read_simai(path: Path, gpus: int | None = None) -> Workload:
-    """The workload in `path`. `gpus`: if the first line has no `all_gpus`. TraceError names the line that is wrong."""
+    """Read the workload in `path`. `gpus`: if the first line has no `all_gpus`. Raises TraceError naming the invalid
+    line."""
     lines = [line for line in read_text(path, TraceError).splitlines() if line.strip()]
     loop, settings = lines[0].split()[0], {key: int(value) for key, value in _SETTING.findall(lines[0])}
     if loop not in _LOOPS:

@@ -1,5 +1,5 @@
-"""What a capture leaves beside torch's profile: how large Gloo's collectives and the gradients are, which the profile
-itself says only where it has the shapes of all tensors (host_agent/profile/sizes.py).
+"""Sizes recorded by a capture: those of Gloo's collectives and of gradients, which torch's profile contains only if it
+has the shapes of all tensors (host_agent/profile/sizes.py).
 """
 
 import math
@@ -14,11 +14,12 @@ from switchml.errors import TraceError
 from switchml.files import read_bytes, reading
 
 _SLACK_NS = 50_000
-"""Between the profiler's clock, which counts cycles, and Unix time."""
+"""Difference between the profiler's clock, which counts cycles, and Unix time."""
 
 
 class CollectiveSize(msgspec.Struct):
-    """A collective, or a message with rank `peer`: shapes and types of its inputs and outputs (a message's: inputs)."""
+    """A collective, or a message with rank `peer`: shapes and types of its inputs and outputs (of a message:
+    inputs)."""
 
     name: str
     at_ns: int
@@ -30,19 +31,20 @@ class CollectiveSize(msgspec.Struct):
     peer: int | None = None
 
     def bytes(self) -> tuple[int, int]:
-        """What goes in, and what comes out."""
+        """Return input and output bytes."""
         return _bytes(self.inputs, self.input_types), _bytes(self.outputs, self.output_types)
 
 
 class Parameter(msgspec.Struct):
-    """`name` is "" where it is not known."""
+    """A parameter; `name` is "" if unknown."""
 
     name: str
     bytes: int
 
 
 class Sizes(msgspec.Struct):
-    """`groups`: their ranks; `calls` by time; `gradients`: places in `parameters`, in the order they became final."""
+    """Recorded sizes. `groups`: their ranks; `calls` by time; `gradients`: indexes into `parameters`, in the order in
+    which they became final."""
 
     groups: dict[str, list[int]]
     calls: list[CollectiveSize]
@@ -51,7 +53,7 @@ class Sizes(msgspec.Struct):
 
 
 class Request(NamedTuple):
-    """An event of communication, its name, and the Unix times between which it was requested."""
+    """A communication event, its name, and the range of Unix times of its request."""
 
     event: int
     name: str
@@ -60,7 +62,7 @@ class Request(NamedTuple):
 
 
 def read(path: Path) -> Sizes | None:
-    """None where there is no such file, as in older captures. TraceError where it is broken."""
+    """Read the sizes; None if there is no such file, as in older captures. Raises TraceError if it is damaged."""
     if not path.exists():
         return None
     with reading(path, TraceError):
@@ -68,7 +70,7 @@ def read(path: Path) -> Sizes | None:
 
 
 def match(calls: Iterable[CollectiveSize], requests: Iterable[Request]) -> dict[int, CollectiveSize]:
-    """Event → its call, in order within a name; either side may lack some that the other recorded."""
+    """Return event → its call, in order within a name; either side may lack entries of the other."""
     waiting: dict[str, list[CollectiveSize]] = {}
     for call in sorted(calls, key=lambda call: call.at_ns, reverse=True):
         waiting.setdefault(call.name, []).append(call)
@@ -83,6 +85,6 @@ def match(calls: Iterable[CollectiveSize], requests: Iterable[Request]) -> dict[
 
 
 def _bytes(shapes: list[list[int]], types: list[str]) -> int:
-    """Of tensors; where there are fewer types, the last is that of all the rest."""
+    """Return the bytes of tensors; if there are fewer types, the last applies to all remaining ones."""
     kinds = [types[min(at, len(types) - 1)] if types else "float" for at in range(len(shapes))]
     return sum(math.prod(shape) * item_bytes(kind) for shape, kind in zip(shapes, kinds, strict=True))

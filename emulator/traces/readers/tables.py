@@ -1,5 +1,5 @@
-"""What readers collect events in, and how these become `Events`: growing tables of numbers, packed so that ten million
-events take hundreds of megabytes and not thousands; numbers for names; which event encloses which.
+"""Tables in which readers collect events, and their conversion to `Events`: compact growing tables, so that ten million
+events take hundreds of megabytes rather than thousands; numbers for names; nesting of events.
 """
 
 from array import array
@@ -12,21 +12,21 @@ import numpy as np
 from emulator.traces.events import NONE, Events
 
 SLACK_S = 2e-9
-"""Profilers round starts and durations on their own; so far may a child end after its parent."""
+"""Maximum excess of a child's end over its parent's, as profilers round starts and durations separately."""
 DTYPES = {
     "name": np.int32, "what": np.int8, "lane": np.int32, "start_s": np.float64, "duration_s": np.float64,
     "parent": np.int32, "collective": np.int8, "group": np.int32, "sequence": np.int64, "peer": np.int32,
     "bytes": np.float64, "gradient": np.bool_,
 }  # fmt: skip
-"""Of the columns of `Events`, in their order."""
+"""Column types of `Events`, in order."""
 OTHERWISE = {"collective": 0, "group": NONE, "sequence": NONE, "peer": NONE, "bytes": 0.0, "gradient": False}
-"""Columns that most events have nothing in, and what stands there."""
+"""Columns that are usually unset, with their defaults."""
 _CHUNK = 1 << 16
-"""Events that are Python objects at a time."""
+"""Number of events converted to Python objects at a time."""
 
 
 class Columns:
-    """`Columns(start="d", lane="i")` has an `array.array` of that type code for each name, to append to."""
+    """Growable columns: `Columns(start="d", lane="i")` has an `array.array` of that type code for each name."""
 
     def __init__(self, **codes: str) -> None:
         self._codes = codes
@@ -38,13 +38,13 @@ class Columns:
         def __getattr__(self, name: str) -> array[Any]: ...
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Each column as a NumPy array over the same memory."""
+        """Return each column as a NumPy array over the same memory."""
         columns = ((name, getattr(self, name), np.dtype(code)) for name, code in self._codes.items())
         return {name: np.frombuffer(column, dtype) if column else np.empty(0, dtype) for name, column, dtype in columns}
 
 
 class Numbers(dict):
-    """Numbers for names: `numbers[key]` counts the keys before it, from 0."""
+    """Assigns numbers: `numbers[key]` is the number of keys before it, from 0."""
 
     def __missing__(self, key: Hashable) -> int:
         self[key] = number = len(self)
@@ -52,7 +52,7 @@ class Numbers(dict):
 
 
 def occurrences(keys: Iterable[Hashable]) -> list[int]:
-    """How many equal keys stand before each."""
+    """Return the number of preceding equal keys for each."""
     counts: Counter[Hashable] = Counter()
     before = []
     for key in keys:
@@ -62,12 +62,13 @@ def occurrences(keys: Iterable[Hashable]) -> list[int]:
 
 
 def in_order(lane: np.ndarray, start_s: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """int64 (events,): places of events in the order of `Events`."""
+    """Return the order of `Events` as indexes, int64 (events,)."""
     return np.lexsort((-duration_s, start_s, lane))
 
 
 def table(**columns: Any) -> Events:
-    """Events of columns (arrays or lists) in order; by default those of OTHERWISE, and `parent` by nesting."""
+    """Build Events from ordered columns (arrays or lists); default values are those of OTHERWISE, and `parent` from
+    nesting."""
     count = len(columns["lane"])
     columns = {name: np.full(count, value, DTYPES[name]) for name, value in OTHERWISE.items()} | columns
     columns = {name: np.asarray(column, DTYPES[name]) for name, column in columns.items()}
@@ -78,13 +79,13 @@ def table(**columns: Any) -> Events:
 
 
 def joined(parts: Sequence[Events]) -> Events:
-    """The events of several tables behind each other."""
+    """Return the concatenation of several tables."""
     return Events(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in DTYPES})
 
 
 def parents(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
-    """int32 (events,): the innermost event that encloses each, NONE at the top. All (events,), sorted by lane, start,
-    and outer before inner. Events that overlap without one enclosing the other are siblings."""
+    """Return the innermost enclosing event of each, int32 (events,), NONE at the top. Inputs (events,), sorted by lane,
+    start, and outer before inner. Events that overlap without one enclosing the other are siblings."""
     parent = np.full(len(lane), NONE, np.int32)
     open_events: list[tuple[int, float]] = []
     last_lane = NONE

@@ -1,1 +1,1 @@
-"""What a traced job would take with something changed."""
+"""What-if analysis: predicts a traced job's time after a change."""

@@ -1,4 +1,4 @@
-"""Gradient accumulation: several micro-batches for each all-reduce of gradients; the batch is as many times larger."""
+"""Change: gradient accumulation with several micro-batches per all-reduce of gradients, which multiplies the batch."""
 
 import numpy as np
 
@@ -12,7 +12,8 @@ NAME = "earlier micro-batches"
 
 
 def accumulate(joined: Joined, micro_batches: int) -> Joined:
-    """All waits for a rank's earlier micro-batches, each as long as the traced one until its last gradient."""
+    """Let everything wait for a rank's earlier micro-batches, each as long as the traced one until its last
+    gradient."""
     graph, present = joined.graph, gradients(joined)
     alone = with_transfer_seconds(joined, np.arange(len(graph.transfers)), 0.0)
     earlier_s = np.zeros(len(graph.ranks))

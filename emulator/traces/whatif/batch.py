@@ -1,4 +1,4 @@
-"""Another batch size: what computes takes in proportion; all-reduces and the host's gaps stay."""
+"""Change: another batch size. Compute scales in proportion; all-reduces and the host's gaps are unchanged."""
 
 import numpy as np
 
@@ -8,6 +8,6 @@ from emulator.traces.whatif.gradients import after_backward
 
 
 def batch(joined: Joined, factor: float) -> Joined:
-    """Ops that compute take `factor` times as long, those after the last gradient (the optimizer) as long as before."""
+    """Scale compute ops by `factor`, except those after the last gradient (the optimizer)."""
     ops = np.flatnonzero(computes(joined) & ~after_backward(joined))
     return with_durations(joined, ops, durations(joined)[ops] * factor)

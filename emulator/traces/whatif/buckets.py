@@ -1,5 +1,5 @@
-"""Which gradients go into one all-reduce, by DistributedDataParallel's rule or any other: DDP takes them in the order
-in which they become final and closes a bucket once it holds its cap; the last cap repeats
+"""Change: the assignment of gradients to all-reduces, by DistributedDataParallel's rule or any other. DDP takes
+gradients in the order in which they become final and closes a bucket once it holds its cap; the last cap repeats
 (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
 
     rebucket(joined, [1 << 20, 25 << 20])      # bucket_cap_mb=25: a first bucket of 1 MiB, then 25 MiB each
@@ -24,11 +24,12 @@ MIB = 1 << 20
 DDP_CAPS = (1 * MIB, 25 * MIB)
 """DDP's defaults, in bytes."""
 MOST_MOVES = 10_000
-"""Ops one behind the other that move; a graph with more has a circle, which a replay names."""
+"""Maximum number of ops moved in sequence; a graph with more has a cycle, which a replay reports."""
 
 
 def assign(sizes: Sequence[float] | np.ndarray, caps: Sequence[float]) -> np.ndarray:
-    """int64 (gradients,): DDP's bucket of each, from 0. Caps in bytes. Raises ConfigError for caps not above 0."""
+    """Return DDP's bucket of each gradient, from 0, int64 (gradients,). Caps in bytes. Raises ConfigError for caps not
+    above 0."""
     if len(caps) == 0 or min(caps) <= 0:
         raise ConfigError(f"bucket caps {list(caps)}: expected at least one, all above 0 bytes")
     bucket, filled = 0, 0.0
@@ -42,14 +43,14 @@ def assign(sizes: Sequence[float] | np.ndarray, caps: Sequence[float]) -> np.nda
 
 
 def caps_of(sizes: Sequence[float] | np.ndarray, bucket: np.ndarray) -> tuple[int, ...]:
-    """Caps with which `assign` puts gradients of these sizes into these buckets, which number runs from 0."""
+    """Return caps with which `assign` puts gradients of these sizes into these buckets, numbered from 0."""
     return tuple(int(size) for size in np.bincount(bucket, weights=sizes))
 
 
 def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
-    """DDP's buckets for these caps, of which the last repeats (`bucket_cap_mb=c`: one cap; its default: 1 MiB, then 25
-    MiB). Where contention is assumed, operators that all-reduces no longer disturb take less time. Caps that give the
-    buckets of the trace change nothing."""
+    """Use DDP's buckets for these caps, of which the last repeats (`bucket_cap_mb=c`: one cap; its default: 1 MiB, then
+    25 MiB). If contention is modeled, operators no longer disturbed by all-reduces take less time. Caps that give the
+    traced buckets change nothing."""
     present = gradients(joined)
     if np.array_equal(assign(present.bytes, caps_bytes), np.unique(present.bucket, return_inverse=True)[1]):
         return dataclasses.replace(joined, network=network_of(joined))
@@ -57,10 +58,11 @@ def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
 
 
 def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
-    """The same, with all-reduces in turn and costed by the network even for traced caps, so that caps compare."""
+    """Apply `buckets`, but with serialized all-reduces costed by the network model even for traced caps, so that caps
+    are comparable."""
     network, contention = network_of(joined), joined.contention
-    # The time between a call and its all-reduce goes with the old ones: the new ones' costs include it. So does what a
-    # thread waits for its next one; before its first, a trace of all-reduces alone has what the rank computes.
+    # Remove the time between a call and its all-reduce, which the new ones' costs include, and the waiting of a thread
+    # for its next one; before its first, a trace of all-reduces alone has the rank's compute.
     _, gaps = gaps_before(joined, all_reduces(joined))
     gaps = gaps[(np.diff(joined.graph.ops.dep_start)[gaps] > 0) | (edits.on_stream(joined.graph)[0][gaps] >= 0)]
     joined = one_at_a_time(edits.with_durations(joined, gaps, np.zeros(len(gaps))))
@@ -71,14 +73,15 @@ def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
 
 
 def rebucket(joined: Joined, caps: Sequence[float], transfer: TransferCost | None = None) -> Joined:
-    """The same iteration with DDP's buckets for `caps` (bytes). `transfer`: what they cost; by default as in the
+    """Return the same iteration with DDP's buckets for `caps` (bytes). `transfer`: their cost; default: as in the
     trace."""
     present = gradients(joined)
     return regroup(joined, assign(present.bytes, caps), transfer, present)
 
 
 def _after_needed(order: np.ndarray, owner: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """`order`, int64 (ops,), with each op behind all it waits for: larger buckets have later last gradients."""
+    """Return `order`, int64 (ops,), with each op after its dependencies, as larger buckets have later last
+    gradients."""
     count = max(int(order.max()), int(owner.max(initial=0)), int(on.max(initial=0))) + 1
     key = np.full(count, np.nan)
     key[order] = np.arange(len(order))
@@ -94,8 +97,8 @@ def _after_needed(order: np.ndarray, owner: np.ndarray, on: np.ndarray) -> np.nd
 def regroup(
     joined: Joined, bucket: np.ndarray, cost: TransferCost | None = None, present: Gradients | None = None
 ) -> Joined:
-    """Gradient i into bucket `bucket[i]`, numbers from 0 that never fall. Who waited for an old bucket waits for all
-    that share its gradients. `cost`: as for `rebucket`; `present`: the gradients, if known already."""
+    """Put gradient i into bucket `bucket[i]`, numbered from 0 and never decreasing. Dependents of an old bucket depend
+    on all new ones that share its gradients. `cost`: as in `rebucket`; `present`: the gradients, if known already."""
     present = gradients(joined) if present is None else present
     bucket = np.asarray(bucket, np.int64)
     if len(bucket) != len(present.bytes) or np.any(np.diff(bucket) < 0) or np.any(np.diff(bucket) > 1) or bucket[0]:
@@ -110,7 +113,7 @@ def regroup(
     is_first = ops.transfer[old] == present.bucket[0]
     stream[row_of[is_first]] = ops.stream[old[is_first]]
 
-    # The tables: an op type and a collective for each new bucket, like the first old one's.
+    # Tables: an op type and a collective for each new bucket, like the first old one's.
     first_old, first = int(present.bucket[0]), len(graph.transfers)
     names = [f"bucket {number}" for number in range(buckets)]
     numbers = np.arange(buckets)
@@ -120,14 +123,15 @@ def regroup(
     op_type = np.append(graph.transfers.op_type, first_op_type + numbers).astype(np.int32)
     joined = edits.with_table(joined, "transfers", op_type=op_type)
 
-    # The ops: a new bucket's come right behind the last gradient that it holds, so that a stream keeps its order.
+    # Ops: those of a new bucket directly follow its last gradient, so that a stream keeps its order.
     last = np.maximum.accumulate(present.op[:, np.flatnonzero(np.diff(np.append(bucket, buckets)))], axis=1)
     new = len(ops) + np.arange(ranks * buckets).reshape(ranks, buckets)
     stays = np.delete(np.arange(len(ops)), old)
     order = np.argsort(np.concatenate([stays, (last + 0.5).ravel()]), kind="stable")
     order = np.concatenate([stays, new.ravel()])[order]
 
-    # Dependencies: a new bucket waits for its gradients, and who waited for an old one for those that it is cut into.
+    # Dependencies: a new bucket waits for its gradients; dependents of an old one wait for the new ones it is divided
+    # into.
     owner, on = edits.edges(ops)
     owners, ons = [owner, new[:, bucket].ravel()], [on, present.op.ravel()]
     place = np.full(len(ops), -1)

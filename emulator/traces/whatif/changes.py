@@ -1,5 +1,5 @@
-"""What if: a traced iteration with one thing changed. Every function takes a `Joined` and returns another; they can
-follow one another in any order. What a change does not concern keeps its traced duration.
+"""What-if analysis: a traced iteration with one change. Every function takes a `Joined` and returns another; they can
+be combined in any order. Durations that a change does not affect remain as traced.
 
     faster = changes.bandwidth(joined, factor=2)
     replay(faster.graph, faster.costs).makespan_s

@@ -1,5 +1,5 @@
-"""Compressed gradients. It pays where 1/B > 1/(ratio B) + 1/T, B being the network's rate and T the codec's. A rank's
-codec and its all-reduces take turns, as in host_agent/pytorch/comm_hooks.py.
+"""Change: compressed gradients. They pay if 1/B > 1/(ratio B) + 1/T, with the network's rate B and the codec's rate T.
+A rank's codec and its all-reduces alternate, as in host_agent/pytorch/comm_hooks.py.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from emulator.traces.whatif.transfers import all_reduces, changed_s, transfer_by
 
 
 def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Joined:
-    """Every all-reduce through a codec."""
+    """Compress every all-reduce with a codec."""
     joined = one_at_a_time(joined)
     network, ranks = network_of(joined), world_size(joined)
     dense = network.transfer(ranks)
@@ -33,10 +33,11 @@ def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Joined:
 
 
 def compressed(dense: TransferCost, network: Network, ranks: int, cost: CodecCost) -> TransferCost:
-    """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out; `dense`: without.
-    Payloads that must be gathered cross a link n - 1 times, and a switch can't add them up."""
+    """Return the network cost of an all-reduce with a codec, per uncompressed bytes, without the codec's compute;
+    `dense`: without a codec. Payloads that must be gathered cross a link n - 1 times, and a switch can't add them up.
+    """
     if cost.gathers:
-        fixed_s, per_byte_s = network.line(ranks, Collective.ALL_GATHER)  # of what all ranks gather
+        fixed_s, per_byte_s = network.line(ranks, Collective.ALL_GATHER)  # of the gathered data of all ranks
         return TransferCost(cost.rounds * fixed_s, 1 / (ranks * per_byte_s) / cost.wire_share)
     repeated = network.transfer(ranks, cost.lanes)
     return TransferCost(
@@ -50,12 +51,13 @@ def compressed(dense: TransferCost, network: Network, ranks: int, cost: CodecCos
 def compress(
     joined: Joined, transfers: np.ndarray, seconds: np.ndarray, codec_s: np.ndarray, name: str = "codec"
 ) -> Joined:
-    """All-reduces `transfers` take `seconds`; codecs run for `codec_s`, half before, half after. float64 (n,) both."""
+    """Set the duration of all-reduces `transfers` to `seconds`; codecs run for `codec_s`, half before, half after.
+    float64 (n,) both."""
     joined = with_transfer_seconds(joined, transfers, seconds)
     half_s = np.zeros(len(joined.graph.transfers))
     half_s[transfers] = codec_s / 2
     member = joined.graph.ops.transfer
-    ops = np.flatnonzero(np.append(half_s, 0.0)[member] > 0)  # the last place: ops in no collective
+    ops = np.flatnonzero(np.append(half_s, 0.0)[member] > 0)  # the last entry: ops in no collective
     if not len(ops):
         return joined
     spent_s = half_s[member[ops]]

@@ -1,4 +1,4 @@
-"""What a codec takes and saves: measured here, on one core, or read from what `switchml bench codecs --json` wrote."""
+"""Costs of codecs: measured on one core of this machine, or read from the output of `switchml bench codecs --json`."""
 
 import time
 from collections.abc import Iterable
@@ -15,18 +15,18 @@ from switchml.errors import ConfigError
 from switchml.files import read_json
 
 CHOICES = ("fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01")
-"""Candidates by default."""
+"""Default candidates."""
 ELEMENTS = 1 << 18
 ROUNDS = 3
 LANES = {"float32": "int32", **dict.fromkeys(HALVES, "int16")}
-"""What a sum of floats travels in where the aggregator adds it up."""
+"""Lane type of a sum of floats in the aggregator."""
 
 
 @dataclass(frozen=True)
 class CodecCost:
-    """`wire_share`: bytes sent for each byte of float32. `bytes_per_s`: float32 bytes compressed and decompressed a
-    second. `gathers`: ranks get each other's payloads. `rounds`: all-reduces in sequence. `error`: relative L2 error of
-    a normal vector. `lanes`: of our protocol, for sums of floats; else ""."""
+    """Cost of a codec. `wire_share`: bytes sent per byte of float32. `bytes_per_s`: float32 bytes compressed and
+    decompressed per second. `gathers`: whether ranks exchange payloads by all-gather. `rounds`: all-reduces in
+    sequence. `error`: relative L2 error for a normal vector. `lanes`: lane type for sums of floats; else ""."""
 
     wire_share: float
     bytes_per_s: float
@@ -42,7 +42,8 @@ class CodecCost:
 
 
 def measure(specs: Iterable[str], ranks: int, seed: int = 0) -> dict[str, CodecCost]:
-    """On ELEMENTS normal elements, the fastest of ROUNDS. Raises ConfigError for unknown codecs."""
+    """Measure codecs on ELEMENTS normally distributed elements, the fastest of ROUNDS. Raises ConfigError for unknown
+    codecs."""
     vector = np.random.default_rng(seed).standard_normal(ELEMENTS).astype(np.float32)
     return {spec: _measure(spec, vector, ranks) for spec in specs}
 
@@ -52,7 +53,7 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
     feedback = parse_error_feedback(codec.error_feedback)
     codec_state, feedback_state = codec.new_state(), feedback.new_state()
     best_s, wire, rounds, gathers, mean, error, lanes = np.inf, 0.0, 0, False, vector, 0.0, ""
-    for step in range(ROUNDS + 1):  # the first compiles
+    for step in range(ROUNDS + 1):  # the first round compiles
         context = StepContext(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
         exchange = exchange_of(codec, feedback, codec_state, feedback_state, vector, context)
         spent_s, wire, rounds = 0.0, 0.0, 0
@@ -65,7 +66,7 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
                 mean, spent_s = stop.value, spent_s + time.perf_counter() - before_s
                 break
             spent_s += time.perf_counter() - before_s
-            if isinstance(request, Later):  # a flag, beside the rest
+            if isinstance(request, Later):  # a flag, concurrent with the rest
                 answer = request.request.values.copy
                 continue
             rounds += 1
@@ -74,13 +75,13 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
             lanes = LANES.get(request.wire, lanes) if isinstance(request, Sum) else lanes
         if step:
             best_s = min(best_s, spent_s)
-        else:  # nothing is remembered yet
+        else:  # without error feedback yet
             error = float(np.linalg.norm(mean - vector) / np.linalg.norm(vector))
     return CodecCost(wire / vector.nbytes, vector.nbytes / best_s, gathers, max(rounds, 1), error, lanes)
 
 
 def _answer(request, ranks: int) -> tuple[object, float, bool]:
-    """What `ranks` equal ranks would get; bytes that one sends; whether they gather."""
+    """Return the result that `ranks` equal ranks would get; bytes sent by one; whether they gather."""
     if isinstance(request, Sum):
         return request.values * request.values.dtype.type(ranks), request.nbytes, False
     if isinstance(request, Max):
@@ -94,7 +95,7 @@ def _answer(request, ranks: int) -> tuple[object, float, bool]:
 
 
 def load(path: Path) -> dict[str, CodecCost]:
-    """From `switchml bench codecs --json`'s output. Raises ConfigError where it is none."""
+    """Load costs from the output of `switchml bench codecs --json`. Raises ConfigError for other files."""
     document = read_json(path)
     try:
         rows = document["codecs"]

@@ -1,6 +1,6 @@
-"""What computing loses to communication under way, which takes cores and memory: where a change moves all-reduces,
-their effect on host operators moves along. The quickest iteration shows an operator undisturbed; how much longer a
-typical one is, operators never beside communication.
+"""Slowdown of compute by concurrent communication, which uses cores and memory bandwidth: where a change moves
+all-reduces, their effect on host operators moves as well. The fastest iteration shows an operator undisturbed;
+operators that never overlap with communication show how much longer a typical iteration is.
 """
 
 import dataclasses
@@ -18,17 +18,17 @@ from emulator.traces.whatif.edits import durations, latest, with_durations
 from emulator.traces.whatif.transfers import all_reduces
 
 LEAST_ITERATIONS = 4
-"""Fewer do not show what is usual."""
+"""Minimum number of iterations to determine typical durations."""
 CONTENDED, ALONE = 0.5, 0.05
-"""An op of whose time at least, and at most, that share saw communication counts as disturbed, and as undisturbed."""
+"""Minimum share of overlap with communication of a disturbed op, and maximum of an undisturbed one."""
 LEAST_SHARE = 0.02
-"""Of its traced time an op is taken to need at least."""
+"""Minimum share of its traced time that an op is assumed to need."""
 PASSES = 2
-"""Longer ops move others into or out of the communication's time; the second pass hardly moves any."""
+"""Longer ops move others into or out of the communication's time; the second pass moves hardly any."""
 
 
 def measure(iterations: Sequence[Joined]) -> Contention | None:
-    """From iterations as traced; None for fewer than LEAST_ITERATIONS."""
+    """Measure contention in traced iterations; None for fewer than LEAST_ITERATIONS."""
     if len(iterations) < LEAST_ITERATIONS:
         return None
     samples: dict[tuple, list[_Sample]] = defaultdict(list)
@@ -53,7 +53,7 @@ def measure(iterations: Sequence[Joined]) -> Contention | None:
 
 
 def relieved(joined: Joined, contention: Contention) -> Joined:
-    """Every op takes what it does with no communication beside it."""
+    """Reduce every op to its duration without concurrent communication."""
     share = contention.share
     shares = {op: share[identity] for op, _, identity in _named(joined) if identity in share}
     ops = np.fromiter(shares, np.int64, len(shares))
@@ -61,8 +61,8 @@ def relieved(joined: Joined, contention: Contention) -> Joined:
 
 
 def disturbed(joined: Joined, contention: Contention) -> Joined:
-    """Ops of a relieved iteration take longer again where, as replayed, all-reduces are under way: as long as in the
-    trace if they were disturbed there too, else as much longer as others of their rank."""
+    """Lengthen ops of a relieved iteration where they overlap with all-reduces in the replay: to the traced duration if
+    they were disturbed there too, else by the factor of others of their rank."""
     share, factor = contention.share, contention.factor
     shares = {op: share.get(identity, 1.0 / factor.get(identity[0], 1.0)) for op, _, identity in _named(joined)}
     ops = np.fromiter(shares, np.int64, len(shares))
@@ -86,11 +86,12 @@ class _Sample(NamedTuple):
 
 
 def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
-    """(op, a key that is the same in each iteration and begins with rank and is_gap, identity) of a host's own ops."""
+    """Yield (op, a key that is equal in each iteration and begins with rank and is_gap, identity) of a host's own
+    ops."""
     graph, names = joined.graph, joined.graph.op_types.name
     rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.transfer == NO_TRANSFER
     event = _anchors(joined)
-    carries = np.isin(graph.ops.stream, graph.ops.stream[~own])  # transports: changes move what is there
+    carries = np.isin(graph.ops.stream, graph.ops.stream[~own])  # transports: changes move their ops
     seen: Counter[tuple[Any, ...]] = Counter()
     met: Counter[tuple[int, int]] = Counter()
     for op in np.flatnonzero(own & ~carries & (event != GAP)).tolist():
@@ -102,7 +103,7 @@ def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
 
 
 def _anchors(joined: Joined) -> np.ndarray:
-    """int64 (ops,): events, those of gaps being the next on their stream; GAP where there is none."""
+    """Return events, for gaps the next on their stream, int64 (ops,); GAP if there is none."""
     stream, event = joined.graph.ops.stream, joined.event.copy()
     order = np.argsort(stream, kind="stable")
     for here, after in zip(order[-2::-1].tolist(), order[:0:-1].tolist(), strict=True):
@@ -112,7 +113,7 @@ def _anchors(joined: Joined) -> np.ndarray:
 
 
 def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bool], float]:
-    """(rank, whether gaps) → the sum of means over the sum of minima of what is never disturbed."""
+    """Return (rank, whether gaps) → the sum of means over the sum of minima of ops that are never disturbed."""
     sums: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for (rank, is_gap, *_), rows in samples.items():
         if len(rows) >= LEAST_ITERATIONS and all(row.contended <= ALONE for row in rows):
@@ -122,7 +123,7 @@ def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bo
 
 
 def _contended(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
-    """float64 (ops,): the share of each op's time in which an all-reduce was under way."""
+    """Return the share of each op's time that overlaps with an all-reduce, float64 (ops,)."""
     reduces = all_reduces(joined)
     began_s, done_s = latest(joined.graph, start_s)[reduces], latest(joined.graph, end_s)[reduces]
     lasts = done_s > began_s

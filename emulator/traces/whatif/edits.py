@@ -1,5 +1,5 @@
-"""The edits of a joined iteration's graph that changes are made of. Each takes a `Joined` and returns another; nothing
-is changed in place. `arrange` is the general one; the others are special cases of it.
+"""Elementary edits of a joined iteration's graph, of which changes are composed. Each takes a `Joined` and returns
+another; nothing is modified in place. `arrange` is the general one; the others are special cases of it.
 """
 
 import dataclasses
@@ -18,35 +18,35 @@ OP_DEFAULTS = {"kind": Kind.COMPUTE, "collective": 0, "flops": 0.0, "bytes": 0.0
 
 
 def positive(value: float | None, what: str) -> float:
-    """`value`, or ConfigError where it is not above 0."""
+    """Return `value`; ConfigError if it is not above 0."""
     if value is None or not 0 < value < float("inf"):
         raise ConfigError(f"{what}: {value} makes no sense; expected a number above 0")
     return float(value)
 
 
-# What is there
+# Queries
 
 
 def durations(joined: Joined) -> np.ndarray:
-    """float64 (ops,): what each op takes alone; 0 for members of collectives."""
+    """Return the duration of each op alone, float64 (ops,); 0 for members of collectives."""
     alone = joined.graph.ops.transfer == NO_TRANSFER
     return np.where(alone, joined.costs.op_type_s[joined.graph.ops.op_type], 0.0)
 
 
 def computes(joined: Joined) -> np.ndarray:
-    """bool (ops,): the ops that compute: an accelerator's kernels where there are any, else what the host runs."""
+    """Return which ops compute, bool (ops,): an accelerator's kernels if there are any, else the host's operators."""
     own = (joined.graph.op_kind() == Kind.COMPUTE) & (joined.graph.ops.transfer == NO_TRANSFER)
     on_device = own & is_on_device(joined)
     return on_device if on_device.any() else own
 
 
 def is_on_device(joined: Joined) -> np.ndarray:
-    """bool (ops,): whether the event an op came from ran on an accelerator."""
+    """Return which ops' events ran on an accelerator, bool (ops,)."""
     return joined.lane_kinds() == LaneKind.DEVICE
 
 
 def on_stream(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Two int64 (ops,): the op before, and the op after, on each op's stream in the order of the graph; -1: none."""
+    """Return the op before and after on each op's stream in graph order, int64 (ops,) each; -1: none."""
     count = len(graph.ops)
     order = np.argsort(graph.ops.stream, kind="stable")
     same = np.diff(graph.ops.stream[order]) == 0
@@ -57,8 +57,8 @@ def on_stream(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_rank(graph: Graph, ops: np.ndarray, row: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How often each rank does `ops`, int (n,), of each row, int (n,), and for how long in all: int64 and float64
-    (rows, ranks)."""
+    """Return how often each rank runs `ops`, int (n,), of each row, int (n,), and their total duration: int64 and
+    float64 (rows, ranks)."""
     ranks = len(graph.ranks)
     cell, cells = row * ranks + graph.op_rank()[ops], (int(row.max(initial=-1)) + 1) * ranks
     count, total_s = np.bincount(cell, minlength=cells), np.bincount(cell, seconds, minlength=cells)
@@ -66,15 +66,16 @@ def by_rank(graph: Graph, ops: np.ndarray, row: np.ndarray, seconds: np.ndarray)
 
 
 def latest(graph: Graph, at_s: np.ndarray) -> np.ndarray:
-    """float64 (transfers,): of `at_s`, float64 (ops,), the last of each one's members; -inf where it has none."""
+    """Return the maximum of `at_s`, float64 (ops,), over each transfer's members, float64 (transfers,); -inf without
+    members."""
     last_s, members = np.full(len(graph.transfers), -np.inf), graph.ops.transfer != NO_TRANSFER
-    with np.errstate(invalid="ignore"):  # NaN where an op was never traced
+    with np.errstate(invalid="ignore"):  # NaN for an op that was not traced
         np.maximum.at(last_s, graph.ops.transfer[members], at_s[members])
     return last_s
 
 
 def edges(ops: Ops) -> tuple[np.ndarray, np.ndarray]:
-    """Two int64 (dependencies,): an op, and the op that it waits for."""
+    """Return each dependency's op, and the op that it depends on, int64 (dependencies,) each."""
     return np.repeat(np.arange(len(ops)), np.diff(ops.dep_start)), ops.deps.astype(np.int64)
 
 
@@ -82,13 +83,13 @@ def edges(ops: Ops) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_table(joined: Joined, table: str, **columns: object) -> Joined:
-    """The graph's `table` ("ops", "op_types", …) has these columns."""
+    """Return the graph with these columns of `table` ("ops", "op_types", …)."""
     changed = dataclasses.replace(getattr(joined.graph, table), **columns)
     return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, **{table: changed}))
 
 
 def with_costs(joined: Joined, transfers: np.ndarray, **values: np.ndarray | float) -> Joined:
-    """The collectives `transfers`, int (n,), cost this: column of `Costs` → a number, or an array (n,)."""
+    """Set the cost of the collectives `transfers`, int (n,): column of `Costs` → a number, or an array (n,)."""
     columns = {name: getattr(joined.costs, name).copy() for name in values}
     for name, value in values.items():
         columns[name][transfers] = value
@@ -96,7 +97,7 @@ def with_costs(joined: Joined, transfers: np.ndarray, **values: np.ndarray | flo
 
 
 def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Joined:
-    """`ops`, int (n,) and no members of collectives, take `seconds`, float64 (n,)."""
+    """Set the duration of `ops`, int (n,), without members of collectives, to `seconds`, float64 (n,)."""
     rows = joined.graph.ops.op_type[ops]
     names = joined.graph.op_types.name
     joined, first = with_rows(joined, [names[row] for row in rows], rows, seconds=seconds)
@@ -106,7 +107,7 @@ def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Join
 
 
 def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.ndarray | float) -> Joined:
-    """The collectives `transfers` take `seconds`, whatever they move."""
+    """Set the duration of the collectives `transfers`, regardless of their bytes."""
     return with_costs(joined, transfers, transfer_fixed_s=seconds, transfer_bytes=0.0)
 
 
@@ -116,8 +117,8 @@ def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.nda
 def with_rows(
     joined: Joined, names: Sequence[str], rows: np.ndarray | None = None, *, seconds: np.ndarray, **columns: object
 ) -> tuple[Joined, int]:
-    """More op types, one for each of `names`, and the number of the first: copies of `rows`, int (n,),
-    or rows of `OP_DEFAULTS`, but for `columns`. An op of such a row takes `seconds`, float64 (n,)."""
+    """Append op types, one for each of `names`, and return the number of the first: copies of `rows`, int (n,), or rows
+    of `OP_DEFAULTS`, except for `columns`. An op of such a row takes `seconds`, float64 (n,)."""
     op_types = joined.graph.op_types
     values = {name: getattr(op_types, name)[rows] for name in OP_DEFAULTS} if rows is not None else OP_DEFAULTS
     longer = appended(op_types, name=list(names), **(values | columns | {"seconds": seconds}))
@@ -127,14 +128,15 @@ def with_rows(
 
 
 def with_streams(joined: Joined, name: str) -> Joined:
-    """One more stream on each rank; that of rank r gets the number `len(streams) + r`."""
+    """Add a stream on each rank; that of rank r has the number `len(streams) + r`."""
     ranks = np.arange(len(joined.graph.ranks))
     longer = appended(joined.graph.streams, rank=ranks, name=[name] * len(ranks), order=Order.PROGRAM)
     return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, streams=longer))
 
 
 def with_transfers(joined: Joined, numbers: np.ndarray) -> Joined:
-    """The collectives `numbers`, int (n,), in this order, each as often as it stands there. Ops keep their numbers."""
+    """Return only the collectives `numbers`, int (n,), in this order, possibly repeated. Ops keep their transfer
+    numbers."""
     columns = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
     costs = dataclasses.replace(joined.costs, **{name: getattr(joined.costs, name)[numbers] for name in columns})
     graph = dataclasses.replace(joined.graph, transfers=picked(joined.graph.transfers, numbers))
@@ -154,8 +156,8 @@ def arrange(
     stream: np.ndarray | Sequence[int] = (),
     transfer: np.ndarray | int = NO_TRANSFER,
 ) -> Joined:
-    """The ops `order`: numbers of present ops and, from `len(ops)` on, of new ones with these rows. Op `owner[i]` waits
-    for op `on[i]`, in the same numbers; pairs with an op that is not in `order` are left out."""
+    """Return the ops `order`: numbers of present ops and, from `len(ops)` on, of new ones with these rows. Op
+    `owner[i]` depends on op `on[i]`, in the same numbers; pairs with an op that is not in `order` are omitted."""
     ops, more = joined.graph.ops, len(op_type)
     place = np.full(len(ops) + more, -1, np.int64)
     place[order] = np.arange(len(order))
@@ -187,26 +189,26 @@ def arrange(
 
 
 def _kept(earlier: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """`Joined.earlier` of the ops that stay, with their new numbers."""
+    """Return `Joined.earlier` of the remaining ops, with their new numbers."""
     stays = place[earlier[:, 0]] >= 0
     return np.stack([place[earlier[stays, 0]], earlier[stays, 1]], axis=1)
 
 
 def with_edges(joined: Joined, owner: np.ndarray, on: np.ndarray) -> Joined:
-    """The same ops with other dependencies: op `owner[i]` waits for op `on[i]`."""
+    """Return the same ops with other dependencies: op `owner[i]` depends on op `on[i]`."""
     return arrange(joined, np.arange(len(joined.graph.ops)), owner, on)
 
 
 def reorder(joined: Joined, key: np.ndarray) -> Joined:
-    """Ops in the order of `key`, float64 (ops,); equal keys stay as they are. Streams take ops in that order."""
+    """Sort ops by `key`, float64 (ops,), stably. Streams run ops in that order."""
     return arrange(joined, np.argsort(key, kind="stable"), *edges(joined.graph.ops))
 
 
 def append(
     joined: Joined, name: str, kind: Kind, seconds: np.ndarray, stream: np.ndarray, key: np.ndarray, owner, on
 ) -> Joined:
-    """New ops on `stream`, int (n,), that take `seconds` and stand where `key`, both float64 (n,), puts them; op i of
-    the old graph has the key i. All dependencies are (`owner`, `on`); new ops are numbered from `len(ops)` on."""
+    """Add ops on `stream`, int (n,), with duration `seconds` at the position of `key`, both float64 (n,); op i of the
+    old graph has the key i. All dependencies are (`owner`, `on`); new ops are numbered from `len(ops)` on."""
     count = len(joined.graph.ops)
     joined, first = with_rows(joined, [name] * len(seconds), kind=kind, seconds=np.asarray(seconds, np.float64))
     order = np.argsort(np.concatenate([np.arange(count), key]), kind="stable")
@@ -214,14 +216,14 @@ def append(
 
 
 def before(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
-    """A new op in front of each of `ops` on its stream: it takes over the dependencies, and the op waits for it."""
+    """Insert an op before each of `ops` on its stream: it takes over the dependencies, and the op depends on it."""
     new, number, owner, on = _inserted(joined, ops)
     pairs = np.append(number[owner], ops), np.append(on, new)
     return append(joined, name, kind, seconds, joined.graph.ops.stream[ops], ops - 0.5, *pairs)
 
 
 def after(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
-    """A new op behind each of `ops` on its stream: it waits for the op, and all wait for it who waited for the op."""
+    """Insert an op after each of `ops` on its stream: it depends on the op, and takes over the op's dependents."""
     new, number, owner, on = _inserted(joined, ops)
     pairs = np.append(owner, new), np.append(number[on], ops)
     moved = dataclasses.replace(
@@ -231,20 +233,22 @@ def after(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.nd
 
 
 def _inserted(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of one new op for each of `ops`; of all ops, with the new ones in place of theirs; and `edges`."""
+    """Return numbers of one new op for each of `ops`; numbers of all ops, with `ops` replaced by the new ones; and
+    `edges`."""
     number = np.arange(len(joined.graph.ops))
     number[ops] = new = len(number) + np.arange(len(ops))
     return new, number, *edges(joined.graph.ops)
 
 
 def drop(joined: Joined, ops: np.ndarray) -> Joined:
-    """Without `ops`, and collectives left empty. What waited for one, also on its stream, inherits its waits."""
+    """Remove `ops`, and collectives left empty. Dependents of a removed op, and its successor on the stream, inherit
+    its dependencies."""
     graph = joined.graph
     is_dropped = np.zeros(len(graph.ops), bool)
     is_dropped[ops] = True
     previous, _ = on_stream(graph)
-    waits: dict[int, set[int]] = {}  # of a dropped op: the ops that stay which it waited for
-    events: dict[int, set[int]] = {op: set() for op in np.flatnonzero(is_dropped).tolist()}  # … of earlier iterations
+    waits: dict[int, set[int]] = {}  # removed op → the remaining ops that it depended on
+    events: dict[int, set[int]] = {op: set() for op in np.flatnonzero(is_dropped).tolist()}  # … its earlier events
     for op, event in joined.earlier[is_dropped[joined.earlier[:, 0]]].tolist():
         events[op].add(event)
     for first in np.flatnonzero(is_dropped).tolist():
@@ -273,7 +277,7 @@ def drop(joined: Joined, ops: np.ndarray) -> Joined:
         (op, dep)
         for op, dropped in follow
         for dep in waits[dropped]
-        if graph.ops.stream[dep] != graph.ops.stream[op] or not by_order[op]  # else the stream's order says so
+        if graph.ops.stream[dep] != graph.ops.stream[op] or not by_order[op]  # otherwise implied by the stream's order
     ]
     more = np.array(bridges, np.int64).reshape(-1, 2)
     stays = np.flatnonzero(~is_dropped)
@@ -281,9 +285,9 @@ def drop(joined: Joined, ops: np.ndarray) -> Joined:
 
 
 def without_empty(joined: Joined) -> Joined:
-    """Only the collectives that have members."""
+    """Remove collectives without members."""
     transfer = joined.graph.ops.transfer
-    number = np.full(len(joined.graph.transfers) + 1, NO_TRANSFER, np.int32)  # the last place is NO_TRANSFER's own
+    number = np.full(len(joined.graph.transfers) + 1, NO_TRANSFER, np.int32)  # the last entry is for NO_TRANSFER
     used = np.unique(transfer[transfer != NO_TRANSFER])
     number[used] = np.arange(len(used))
     listed = [(op, int(number[bucket]), size) for op, bucket, size in joined.gradients]

@@ -1,5 +1,5 @@
-"""What would help: the same job replayed with one thing faster. A critical path only shows what is on it now; a replay
-also shows what is hidden behind other work and what would become critical instead.
+"""Sensitivity analysis: the same job replayed with one resource faster. A critical path only shows the present state; a
+replay also shows what is hidden behind other work and what would become critical instead.
 """
 
 import dataclasses
@@ -13,11 +13,12 @@ from emulator.jobs.workload.graph import Graph, Kind
 from switchml.errors import ConfigError
 
 THINGS = ("compute", "compression", "exposed communication", "offload", "checkpoint", "host", "loading")
-"""What may be faster; named as the parts of an iteration, but meaning all of it, what is hidden too."""
+"""Resources that can be made faster; named like the parts of an iteration, but including hidden time."""
 
 
 def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
-    """`costs` with everything that belongs to `thing` taking 1/`factor` of its time. Of transfers, latency as well."""
+    """Return `costs` with everything that belongs to `thing` taking 1/`factor` of its time, including the latency of
+    transfers."""
     if thing not in THINGS:
         raise ConfigError(f"{thing!r} can't be made faster; there are {', '.join(THINGS)}")
     if not factor > 0:
@@ -35,7 +36,8 @@ def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
 
 
 def what_if(played: Replayed, factor: float = 2.0) -> dict[str, float]:
-    """Thing → makespan in seconds if it were `factor` times as fast, shortest first. One replay for each thing."""
+    """Return resource → makespan in seconds if it were `factor` times as fast, shortest first. One replay per
+    resource."""
     graph = played.graph
     present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.op_types.kind[graph.ops.op_type])}
     makespans = {

@@ -1,5 +1,5 @@
-"""Operator fusion: small ops that follow each other on a stream become one, as compilers make them (XLA,
-TorchInductor). What goes is the start of all but the first, and the host's gaps between them.
+"""Change: operator fusion. Small ops that follow each other on a stream become one, as in compilers (XLA,
+TorchInductor). This removes the launch of all but the first, and the host's gaps between them.
 """
 
 import numpy as np
@@ -9,11 +9,11 @@ from emulator.traces.joined import Joined
 from emulator.traces.whatif.edits import durations, edges, on_stream, with_durations
 
 SMALL_S = 1e-4
-"""An op that takes longer is worth its start."""
+"""Maximum duration of a small op."""
 
 
 def fuse(joined: Joined, launch_s: float) -> Joined:
-    """Small ops of a run lose `launch_s`, all but the first; gaps inside runs go."""
+    """Reduce small ops of a run by `launch_s`, except the first; remove gaps inside runs."""
     graph, seconds = joined.graph, durations(joined)
     kind = graph.op_kind()
     previous, _ = on_stream(graph)
@@ -26,8 +26,8 @@ def fuse(joined: Joined, launch_s: float) -> Joined:
 
 
 def continues_run(graph: Graph) -> np.ndarray:
-    """bool (ops,): whether an op continues the run of its stream's op before it. A run has no member of a collective;
-    only its last op is waited for elsewhere, and only its first waits for others."""
+    """Return whether an op continues the run of the preceding op on its stream, bool (ops,). A run has no member of a
+    collective; only its last op has dependents on other streams, and only its first depends on others."""
     ops = graph.ops
     previous, following = on_stream(graph)
     owner, on = edges(ops)

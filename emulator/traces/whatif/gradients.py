@@ -1,4 +1,4 @@
-"""The gradients of an iteration: what buckets are made of."""
+"""The gradients of an iteration, as input of bucketing."""
 
 from dataclasses import dataclass
 
@@ -12,32 +12,32 @@ from switchml.errors import GraphError
 
 @dataclass(frozen=True)
 class Gradients:
-    """What can be put into buckets. Gradient i is the same parameter's on all ranks."""
+    """Gradients that can be assigned to buckets. Gradient i is the same parameter's on all ranks."""
 
     op: np.ndarray
-    """int64 (ranks, gradients): the op that made it final."""
+    """int64 (ranks, gradients): the op that made each final."""
     bytes: np.ndarray
     """float64 (gradients,)."""
     bucket: np.ndarray
-    """int64 (gradients,): its transfer at present."""
+    """int64 (gradients,): present transfer of each."""
     rank: np.ndarray
-    """int64 (ranks,): of each row."""
+    """int64 (ranks,): rank of each row."""
 
     @property
     def transfers(self) -> np.ndarray:
-        """int64: the present buckets, in order."""
+        """Present buckets in order, int64."""
         return np.unique(self.bucket)
 
     def listed(self, bucket: np.ndarray) -> list[tuple[int, int, float]]:
-        """`Joined.gradients` of them, gradient i in the transfer `bucket[i]`."""
+        """Return `Joined.gradients` with gradient i in the transfer `bucket[i]`."""
         columns = bucket.tolist(), self.bytes.tolist()
         return [row for ops in self.op.tolist() for row in zip(ops, *columns, strict=True)]
 
 
 def gradients(joined: Joined) -> Gradients:
-    """The gradients that the traces name with their bytes; where they name none, each all-reduce that all ranks take
-    part in counts as one: then buckets can be fused, but not cut. What has no bytes is left out.
-    Raises GraphError where there is nothing to put into buckets."""
+    """Return the gradients that the traces name with their bytes; if there are none, each all-reduce among all ranks
+    counts as one gradient, so that buckets can be merged but not divided. Gradients without bytes are omitted. Raises
+    GraphError if there are none."""
     graph = joined.graph
     listed = [row for row in joined.gradients if row[1] != NO_TRANSFER and row[2] > 0]
     if not listed:
@@ -78,7 +78,7 @@ def _whole_buckets(joined: Joined) -> Gradients:
 
 
 def after_backward(joined: Joined) -> np.ndarray:
-    """bool (ops,): those that come after the last gradient of their rank in the order of the graph."""
+    """Return the ops after the last gradient of their rank in graph order, bool (ops,)."""
     present = gradients(joined)
     last = np.zeros(len(joined.graph.ranks), np.int64)
     last[present.rank] = present.op.max(axis=1)

@@ -1,5 +1,5 @@
-"""Another network: links of another rate or latency, another all-reduce, more ranks. What a collective took beyond the
-model of its network (`network.py`) in the trace, it takes on the other one, too.
+"""Changes of the network: link rate or latency, all-reduce algorithm, number of ranks. The excess of a collective's
+traced time over the model of its network (`network.py`) is kept on the new one.
 """
 
 import dataclasses
@@ -18,26 +18,27 @@ from switchml.errors import ConfigError
 
 
 def bandwidth(joined: Joined, *, bps: float | None = None, factor: float | None = None) -> Joined:
-    """Links of `bps`, or `factor` times what they carry."""
+    """Set the link bandwidth to `bps`, or multiply it by `factor`."""
     network = network_of(joined)
     rate = bps / 8 if bps is not None else network.link_bytes_per_s * positive(factor, "bandwidth")
     return on(joined, dataclasses.replace(network, link_bytes_per_s=rate))
 
 
 def latency(joined: Joined, *, seconds: float | None = None, factor: float | None = None) -> Joined:
-    """Each step of a collective takes `seconds` besides its bytes, or `factor` times what it did."""
+    """Set the latency of each step of a collective to `seconds`, or multiply it by `factor`."""
     network = network_of(joined)
     each_s = seconds if seconds is not None else network.latency_s * positive(factor, "latency")
     return on(joined, dataclasses.replace(network, latency_s=each_s))
 
 
 def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Joined:
-    """All-reduces by another of `emulator.cluster.algorithms.ALGORITHMS` and HIERARCHIES, with the same links and the
-    same costs of a step and of a byte that a host sends. Empty: as they are, and for a new algorithm "auto"."""
+    """Use another of `emulator.cluster.algorithms.ALGORITHMS` and HIERARCHIES for all-reduces, with the same links and
+    the same costs per step and per byte that a host sends. Empty: unchanged, and hierarchy "auto" for a new algorithm.
+    """
     network = network_of(joined)
     hierarchy = hierarchy or (network.hierarchy if algorithm in ("", network.algorithm) else "auto")
     other = dataclasses.replace(network, algorithm=algorithm or network.algorithm, hierarchy=hierarchy)
-    if network.cluster is None:  # what hosts spend was measured, and goes with what they send
+    if network.cluster is None:  # the hosts' cost was measured, and is proportional to the bytes they send
         count = world_size(joined)
         host_s_per_byte = network.host_s_per_byte * other.volume(count) / max(network.volume(count), 1e-18)
         other = dataclasses.replace(other, host_s_per_byte=host_s_per_byte)
@@ -45,13 +46,13 @@ def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Joine
 
 
 def cluster(joined: Joined, name: str) -> Joined:
-    """The network of a cluster, built in or a TOML file, whose nodes the ranks fill in their order."""
+    """Use the network of a cluster, built in or a TOML file, whose nodes the ranks fill in order."""
     return on(joined, Network.of_cluster(clusters.load(name), network_of(joined)))
 
 
 def ranks(joined: Joined, count: int) -> Joined:
-    """As many ranks in data parallel: groups of all ranks grow or shrink, each rank does what it did, and collectives
-    cost what they cost among so many. Which rank is slow, and by how much, stays as traced."""
+    """Change the number of data-parallel ranks: groups of all ranks change their size, each rank does the same as
+    before, and collectives are costed for the new size. Stragglers remain as traced."""
     if count < 1:
         raise ConfigError(f"{count} ranks: expected at least 1")
     traced = world_size(joined)
@@ -67,11 +68,11 @@ def ranks(joined: Joined, count: int) -> Joined:
 
 
 def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joined:
-    """The same iteration on another network. `sizes`: of groups, int (groups,), where these change too."""
+    """Return the same iteration on another network. `sizes`: new sizes of groups, int (groups,)."""
     traced = network_of(joined)
     is_same = (network.algorithm, network.hierarchy) == (traced.algorithm, traced.hierarchy)
     in_turn = one_at_a_time(joined)
-    # All-reduces that overlap still do on other links and among more ranks, and each takes as many times as long.
+    # Overlapping all-reduces still overlap on other links and among more ranks, and are scaled by the model's ratio.
     overlaps = in_turn is not joined and is_same
     joined = joined if overlaps else in_turn
     graph = joined.graph
@@ -94,8 +95,8 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joi
 
 
 def repeated_rounds_s(joined: Joined, network: Network) -> np.ndarray:
-    """float64 (transfers,): what all-reduces lose to repeated rounds on a network. The first one's exponents are
-    guessed; the others are taken to wait in line behind it, which announces theirs."""
+    """Return the time of all-reduces lost to repeated rounds on a network, float64 (transfers,). The first one's
+    exponents are guessed; the others are assumed to queue behind it, so that theirs are announced."""
     lost_s = np.zeros(len(joined.graph.transfers))
     reduces = all_reduces(joined)
     reduces = reduces[np.argsort(arrivals_s(joined)[reduces], kind="stable")]

@@ -1,4 +1,4 @@
-"""The network model fitted to a trace's all-reduces. What a transfer took beyond the model it keeps."""
+"""Fits the network model to a trace's all-reduces. The excess of a transfer's time over the model is kept."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,15 +12,16 @@ from emulator.traces.whatif import transfers
 from switchml.errors import ConfigError
 
 OF_BACKEND = {"switchml": "switchml"}
-"""What a backend's all-reduce is; "ring" for the others."""
+"""Backend → all-reduce algorithm; "ring" for others."""
 TOO_MUCH = 2.0
-"""More than so many times a link's rate can't be noise. (Some is usual: early ranks begin before the last comes.)"""
+"""A rate above this multiple of a link's can't be noise. (Some excess is usual: early ranks begin before the last
+arrives.)"""
 
 
 def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_host: int = 0) -> Network:
-    """To the trace's all-reduces; of several iterations the median. `link_bps`: of each host's link, if known; else the
-    whole per-byte cost is the link's. `per_host`: ranks on a host; 0: as traced. Raises GraphError without an
-    all-reduce, ConfigError for links slower than what was measured."""
+    """Fit the network to the trace's all-reduces; for several iterations, the median. `link_bps`: bandwidth of each
+    host's link, if known; else the whole per-byte cost is attributed to the link. `per_host`: ranks per host; 0: as
+    traced. Raises GraphError without an all-reduce, ConfigError for links slower than measured."""
     several = [joined] if isinstance(joined, Joined) else list(joined)
     joined = several[0]
     backend = next((trace.backend for trace in joined.traces if trace.backend), "gloo")
@@ -30,7 +31,7 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
         hosts = {trace.host or f"rank {trace.rank}" for trace in joined.traces}
         per_host = max(1, len(joined.traces) // len(hosts)) if link_bps is None and len(hosts) > 1 else 1
     if per_host >= ranks:
-        per_host = 1  # whatever joins the ranks of a single host is its network here
+        per_host = 1  # the interconnect of a single host's ranks is the network here
     model = Network(
         algorithm,
         link_bytes_per_s=1.0,
@@ -67,22 +68,23 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
 
 
 def _median(fits: list[TransferCost]) -> TransferCost:
-    """Of each number by itself: an iteration in which something else held up a transfer is no measure of it."""
+    """Return the median of each parameter, which is robust to iterations with disturbed transfers."""
     fixed_s = float(np.median([one.fixed_s for one in fits]))
     per_byte_s = float(np.median([1.0 / one.bytes_per_s for one in fits]))
     return TransferCost(fixed_s, 1.0 / per_byte_s, fits[0].assumed)
 
 
 def world_size(joined: Joined) -> int:
-    """Ranks of the job, traced or not."""
+    """Return the number of ranks of the job, traced or not."""
     return max(round(float(joined.graph.ranks.weight.sum())), 1)
 
 
 def network_of(joined: Joined) -> Network:
-    """What is assumed, else what fits the iteration."""
+    """Return the assumed network, else one fitted to the iteration."""
     return joined.network or fit(joined)
 
 
 def with_network(joined: Joined, *, link_bps: float | None = None, per_host: int = 0) -> Joined:
-    """The network fitted to the iteration, with what is known: each host's link rate, and ranks (0: as traced)."""
+    """Fit the network to the iteration with known parameters: each host's link rate, and ranks per host (0: as
+    traced)."""
     return dataclasses.replace(joined, network=fit(joined, link_bps, per_host))

@@ -1,4 +1,4 @@
-"""Predicted beside traced: iterations replayed one after the other, as they were or changed, and their parts."""
+"""Predicted and traced times: iterations replayed in sequence, unchanged or changed, and their parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from switchml.errors import TraceError
 
 @dataclass(frozen=True)
 class Played(Parts):
-    """A mean iteration of several, in parts and in all."""
+    """Average of several iterations, by part and in total."""
 
     iteration_s: float
 
     def as_json(self, ranks: Sequence[int]) -> dict[str, Any]:
-        """For --json."""
+        """Return plain values for --json."""
         rows = [
             {"rank": int(rank), "parts_s": {name: float(s) for name, s in zip(PARTS, row, strict=True) if s > 0}}
             for rank, row in zip(ranks, self.by_rank, strict=True)
@@ -33,13 +33,13 @@ class Played(Parts):
 
 
 def predicted(iterations: Sequence[Joined]) -> Played:
-    """Replay them one after the other, ranks starting the first when they did."""
+    """Replay iterations in sequence; ranks start the first as late as traced."""
     graph, costs = chain(iterations)
     late_s = _late_s(iterations[0])
     pauses = tuple(Pause(rank, 0.0, seconds) for rank, seconds in enumerate(late_s) if seconds > 0)
     played = replay(graph, costs, Conditions(pauses=pauses))
     result = _per_iteration(played, len(iterations))
-    # A pause prolongs a rank's first op, but the others' time until then is not that op's.
+    # A pause prolongs a rank's first op, but that time is waiting for the others.
     rank = graph.op_rank()
     for pause in pauses:
         first = int(np.flatnonzero(rank == pause.rank)[0])
@@ -51,7 +51,7 @@ def predicted(iterations: Sequence[Joined]) -> Played:
 
 
 def traced(iterations: Sequence[Joined]) -> Played:
-    """The same of what the profilers saw. Raises TraceError for iterations that were changed."""
+    """Return the same from the traced times. Raises TraceError for changed iterations."""
     graph, costs = chain(iterations)
     origin_s = [float(one.origin_s[0]) for one in iterations]
     start_s, end_s = (
@@ -64,7 +64,7 @@ def traced(iterations: Sequence[Joined]) -> Played:
 
 
 def _late_s(joined: Joined) -> list[float]:
-    """How much later than the first rank each one began the iteration."""
+    """Return the delay of each rank's start of the iteration relative to the first."""
     if joined.iteration < 0 or not len(joined.origin_s):
         return [0.0] * len(joined.traces)
     begun_s = [
@@ -74,7 +74,7 @@ def _late_s(joined: Joined) -> list[float]:
 
 
 def as_replayed(graph: Graph, costs: Costs, start_s: np.ndarray, end_s: np.ndarray) -> Replayed:
-    """Traced times, float64 (ops,), as if they had been replayed."""
+    """Return traced times, float64 (ops,), as the result of a replay."""
     transfer = graph.ops.transfer
     members = np.flatnonzero(transfer != NO_TRANSFER)
     began_s, last = latest(graph, start_s), np.full(len(graph.transfers), -1, np.int32)

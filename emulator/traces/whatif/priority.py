@@ -1,5 +1,6 @@
-"""Communication priority: of buckets that are ready the one that is waited for first goes first (ByteScheduler, SOSP
-2019; P3, MLSys 2019). It helps where an op waits for its own bucket; DDP waits for all of them at once.
+"""Change: communication priority. Of the ready buckets, the one that is waited for first is reduced first
+(ByteScheduler, SOSP 2019; P3, MLSys 2019). It helps where an op waits for its own bucket; DDP waits for all of them at
+once.
 """
 
 import numpy as np
@@ -11,11 +12,11 @@ from emulator.traces.whatif.gradients import gradients
 
 
 def urgent_first(joined: Joined) -> Joined:
-    """Streams of buckets take what is ready, by the place of the first op that waits for it."""
+    """Set streams of buckets to ready order, with priority by the position of the first dependent op."""
     graph, ops = joined.graph, joined.graph.ops
     transfers = gradients(joined).transfers
     owner, on = edges(ops)
-    first = np.full(len(graph.transfers) + 1, len(ops), np.int64)  # the last place: ops in no collective
+    first = np.full(len(graph.transfers) + 1, len(ops), np.int64)  # the last entry: ops in no collective
     np.minimum.at(first, ops.transfer[on], owner)
     urgency = np.empty(len(transfers), np.int32)
     urgency[np.argsort(-first[transfers], kind="stable")] = np.arange(len(transfers))

@@ -1,5 +1,5 @@
-"""Recomputation: backward runs its part of forward again, and activations need but the square root of their memory
-(Chen et al., 2016: sublinear memory cost). It costs time; what it gains is room for a larger batch.
+"""Change: recomputation. Backward repeats its part of forward, and activations only need the square root of their
+memory (Chen et al., 2016: sublinear memory cost). It costs time; its gain is memory for a larger batch.
 """
 
 import numpy as np
@@ -9,11 +9,11 @@ from emulator.traces.whatif.edits import computes, durations, with_durations
 from emulator.traces.whatif.gradients import after_backward, gradients
 
 FORWARD_SHARE = 1 / 3
-"""Of the compute until the last gradient: backward takes twice as long as forward."""
+"""Share of forward in the compute until the last gradient: backward takes twice as long as forward."""
 
 
 def recompute(joined: Joined) -> Joined:
-    """Backward takes as much longer as forward takes."""
+    """Lengthen backward by the duration of forward."""
     ops = np.flatnonzero(computes(joined) & ~after_backward(joined))
     seconds = durations(joined)[ops]
     rank = joined.graph.op_rank()[ops]
@@ -26,6 +26,6 @@ def recompute(joined: Joined) -> Joined:
 
 
 def activations(traced_bytes: float, joined: Joined) -> float:
-    """What is left of them: one in sqrt(n) of n layers' is kept, and one segment's at a time."""
+    """Return the remaining activation bytes: one in sqrt(n) of n layers' is saved, plus one segment's at a time."""
     layers = max(1, len(gradients(joined).bytes) // 2)  # a weight and a bias each
     return traced_bytes * min(1.0, 2 / np.sqrt(layers))

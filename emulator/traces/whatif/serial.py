@@ -1,4 +1,4 @@
-"""All-reduces one after the other. What overlaps shares a link; in turn, each can be given another cost."""
+"""Serializes all-reduces. Overlapping ones share a link; serialized, each can be given another cost."""
 
 import dataclasses
 
@@ -14,9 +14,9 @@ from switchml.errors import GraphError
 
 
 def one_at_a_time(joined: Joined) -> Joined:
-    """All-reduces on one stream of each rank, in the order of their starts; threads wake up where they did. Of a
-    stretch of time in which any was under way each takes as long as its bytes do at one rate, that with which the
-    stretch ends when it did."""
+    """Put all-reduces on one stream of each rank, in the order of their starts; threads wake up at the same points as
+    before. In each stretch of time with any in progress, durations are proportional to bytes, at the rate with which
+    the stretch ends at the same time."""
     graph, ops = joined.graph, joined.graph.ops
     transfers, rank = all_reduces(joined), joined.graph.op_rank()
     member = np.isin(ops.transfer, transfers)
@@ -39,7 +39,7 @@ def one_at_a_time(joined: Joined) -> Joined:
     turn = np.zeros(len(graph.transfers))
     turn[order] = (1 + np.arange(len(order))) / (len(order) + 2)
     wakes = np.zeros(len(ops), bool)
-    wakes[gaps_before(joined, transfers)[1]] = True  # meanwhile another all-reduce is under way
+    wakes[gaps_before(joined, transfers)[1]] = True  # another all-reduce is in progress meanwhile
     owners, ons = [[part] for part in edits.edges(ops)]
     for number, own in enumerate(streams):
         if len(own) <= 1:
@@ -57,7 +57,7 @@ def one_at_a_time(joined: Joined) -> Joined:
 
 
 def _behind(own: np.ndarray, reduces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two int64: those of a stream's ops `own` that stand behind one of `reduces`, and the last one before each."""
+    """Return the ops of a stream, `own`, that follow one of `reduces`, and the last one before each, int64 each."""
     is_reduce = np.isin(own, reduces)
     last = np.maximum.accumulate(np.where(is_reduce, np.arange(len(own)), -1))
     behind = ~is_reduce & (last >= 0)
@@ -65,20 +65,20 @@ def _behind(own: np.ndarray, reduces: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:
-    """Seconds for each unit of weight with which all, served in turn from when they came, are done at `end_s`: some
-    k-th is the last that did not have to wait, and from it on there was no pause."""
+    """Return the seconds per unit of weight with which all, served in order of arrival, are done at `end_s`: for some
+    k, the k-th did not have to wait, and from it on there was no idle time."""
     left = np.cumsum(weight[::-1])[::-1]
     return float(np.min((end_s - came_s) / left))
 
 
 def prepared(joined: Joined) -> Joined:
-    """All-reduces in turn, each with the gap between call and all-reduce, so that both move together."""
+    """Serialize all-reduces, and merge each with the gap between call and all-reduce, so that both move together."""
     joined = one_at_a_time(joined)
     ops = joined.graph.ops
     members, gaps = gaps_before(joined, gradients(joined).transfers)
     if not len(gaps):
         return joined
-    # Each all-reduce takes as much longer as the gap of the member that was last to come.
+    # Each all-reduce is lengthened by the gap of its last-arriving member.
     gap_s, last_s = edits.durations(joined)[gaps], arrivals_s(joined)
     longer_s = joined.costs.transfer_fixed_s.copy()
     for transfer in np.unique(ops.transfer[members]):
@@ -89,7 +89,8 @@ def prepared(joined: Joined) -> Joined:
 
 
 def gaps_before(joined: Joined, transfers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two int64: members of `transfers` right after a gap of the host on their stream, and these gaps."""
+    """Return members of `transfers` that directly follow a gap of the host on their stream, and these gaps, int64
+    each."""
     graph, ops = joined.graph, joined.graph.ops
     members = np.flatnonzero(np.isin(ops.transfer, transfers))
     gaps = edits.on_stream(graph)[0][members]

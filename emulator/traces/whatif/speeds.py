@@ -1,5 +1,5 @@
-"""How fast kernels are on another accelerator, by class: matrix products by their precision's FLOP/s, fused attention
-by its own, others by memory bandwidth; never below the shortest kernels there.
+"""Speed of kernels on another accelerator, by class: GEMMs scale with their precision's FLOP/s, fused attention with
+its own rate, others with memory bandwidth; with the shortest kernel duration there as a lower bound.
 """
 
 import re
@@ -19,7 +19,7 @@ from switchml.errors import ConfigError
 
 DATA = Path(__file__).parent / "data" / "kernels.toml"
 CARRIED = "what kernels take on another accelerator is 13 % off on average, 53 % at worst: H100 and MI300X, five models"
-"""How good that is, for reports: `switchml validate all` (emulator/lab/validation/kernels.py)."""
+"""Accuracy of the prediction, for reports: `switchml validate all` (emulator/lab/validation/kernels.py)."""
 _MODEL = re.compile(r"[a-z]+\d+\w*")
 _WORD = re.compile(r"[a-z]+\d+\w*|\d+gb")
 _PRECISIONS = {
@@ -28,31 +28,31 @@ _PRECISIONS = {
     "tf32": r"tf32",
     "fp32": r"sgemm|scudnn|ffma|f32f32|cijk_\w+?_sb?_|float",
 }
-"""Of a matrix product, by its kernel's name; the first match counts."""
+"""Precision of a GEMM by its kernel's name; the first match is used."""
 
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """Of one accelerator, beside its data sheet."""
+    """Measured kernel properties of an accelerator, in addition to its data sheet."""
 
     least_s: float = 0.0
     attention_flops: float = 0.0
-    """0: not known; attention then counts as a matrix product."""
+    """0: unknown; attention then scales like a GEMM."""
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """How many times as fast kernels of a class are, beyond what the shortest kernels take."""
+    """Speed factors by class of kernel, for the time beyond the shortest kernels'."""
 
     matrix: float
     memory: float
     attention: float
     least_s: float = 0.0
-    """What the shortest kernels take on the traced accelerator, and below on the other one."""
+    """Duration of the shortest kernels on the traced accelerator; `other_least_s`: on the other one."""
     other_least_s: float = 0.0
 
     def seconds(self, names: Sequence[str], seconds: np.ndarray) -> np.ndarray:
-        """float64 (kernels,): what kernels that took `seconds` take on the other accelerator."""
+        """Return the durations on the other accelerator of kernels that took `seconds`, float64 (kernels,)."""
         factor = np.array([self._of(kernel_class(name)) for name in names])
         least_s = np.minimum(self.least_s, seconds)
         return (seconds - least_s) / factor + np.where(seconds > 0, self.other_least_s, 0.0)
@@ -65,12 +65,13 @@ class Speeds:
 
 @cache
 def facts() -> dict[str, KernelFacts]:
-    """By accelerator."""
+    """Return the properties by accelerator."""
     return datafile.build_all(KernelFacts, DATA)
 
 
 def speeds(joined: Joined, name: str) -> Speeds:
-    """Of the built-in accelerator `name` over the one that was traced. Raises ConfigError where either is not known."""
+    """Return the speeds of the built-in accelerator `name` relative to the traced one. Raises ConfigError if either is
+    unknown."""
     device = next((trace.about["device"] for trace in joined.traces if "device" in trace.about), "")
     ops = np.flatnonzero(computes(joined))
     names, op_type = joined.graph.op_types.name, joined.graph.ops.op_type[ops]
@@ -78,7 +79,8 @@ def speeds(joined: Joined, name: str) -> Speeds:
 
 
 def between(device: str, name: str, kernels: Sequence[str], seconds: np.ndarray) -> Speeds:
-    """Of accelerator `name` over `device` for `kernels` of `seconds`, float64 (kernels,). Raises ConfigError."""
+    """Return the speeds of accelerator `name` relative to `device` for `kernels` of `seconds`, float64 (kernels,).
+    Raises ConfigError."""
     catalogue = accelerators()
     if name not in catalogue:
         raise ConfigError(datafile.unknown("accelerator", name, catalogue) + "; or say how many times as fast: x2")
@@ -102,7 +104,8 @@ def between(device: str, name: str, kernels: Sequence[str], seconds: np.ndarray)
 
 
 def _precision(kernels: Sequence[str], seconds: np.ndarray, traced: Accelerator, other: Accelerator) -> str:
-    """In which most of the time of matrix products is spent, by their names; else the best that both have."""
+    """Return the precision with most of the time of GEMMs, by their names; else the best that both accelerators
+    support."""
     both = [name for name in _PRECISIONS if name in traced.flops and name in other.flops]
     spent_s = dict.fromkeys(both, 0.0)
     for kernel, duration_s in zip(kernels, seconds.tolist(), strict=True):

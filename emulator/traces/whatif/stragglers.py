@@ -1,4 +1,4 @@
-"""Ranks that are slower or faster: some slowed down, a straggler as fast as the others."""
+"""What-if changes: slower ranks, or a straggler as fast as the others."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from switchml.errors import ConfigError
 
 
 def slow(joined: Joined, factors: dict[int, float]) -> Joined:
-    """Rank → how many times longer all it does itself takes, gaps included."""
+    """Scale the duration of a rank's own ops, gaps included, by rank → factor."""
     _check_ranks(joined, factors)
     joined = one_at_a_time(joined)
     for rank, factor in factors.items():
@@ -23,7 +23,7 @@ def slow(joined: Joined, factors: dict[int, float]) -> Joined:
 
 
 def without_straggler(joined: Joined, rank: int) -> Joined:
-    """A rank as fast as the median of the others: what it took for each kind of operation in all is what they took."""
+    """Make a rank as fast as the median of the others: its total time for each kind of operation becomes theirs."""
     _check_ranks(joined, [rank])
     joined = one_at_a_time(joined)
     graph = joined.graph
@@ -35,7 +35,7 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
     times, total_s = by_rank(graph, alone, name[alone], seconds[alone])
     number = _number(joined, rank)
     own_s = total_s[:, number]
-    # An operation that another rank does not do at all says nothing about that rank's speed.
+    # Ranks without an operation are no measure of its speed.
     others_s = np.delete(np.where(times > 0, total_s, own_s[:, None]), number, axis=1)
     scale = np.divide(np.median(others_s, axis=1), own_s, out=np.ones(len(own_s)), where=own_s > 0)
     own = _own(joined, rank)
@@ -43,7 +43,7 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
 
 
 def _own(joined: Joined, rank: int) -> np.ndarray:
-    """int64: what a rank does by itself, without what its transports do."""
+    """Return a rank's own ops, without those of its transports, int64."""
     graph, number = joined.graph, _number(joined, rank)
     transports = {lane.name for lane in joined.traces[number].lanes if lane.kind == LaneKind.TRANSPORT}
     is_transport = np.array([name in transports for name in graph.streams.name], bool)[graph.ops.stream]
@@ -51,7 +51,7 @@ def _own(joined: Joined, rank: int) -> np.ndarray:
 
 
 def _number(joined: Joined, rank: int) -> int:
-    """The number in the graph of a rank of the job."""
+    """Return the graph number of a rank of the job."""
     return int(np.flatnonzero(joined.graph.ranks.device == rank)[0])
 
 

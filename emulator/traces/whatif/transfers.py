@@ -1,5 +1,5 @@
-"""What an all-reduce costs by its size: a fixed time and bytes at a rate, fitted to a trace's own all-reduces. Those
-that overlapped shared the network; so what is fitted is the time in which any was under way, not each one's duration.
+"""Cost of an all-reduce by size: a fixed time and bytes at a rate, fitted to a trace's own all-reduces. Overlapping
+ones share the network, so the fit uses the time during which any was in progress, not the individual durations.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ from emulator.traces.whatif.edits import latest, with_costs
 from switchml.errors import GraphError
 
 LEAST_FIXED_S = 3e-4
-"""What a small all-reduce between hosts takes at least; half of the shortest traced one where that is less."""
+"""Minimum fixed time of a small all-reduce between hosts; half of the shortest traced one if that is less."""
 
 LEAST_LEFT = 0.05
-"""Of what a collective took, at least this is left when its transfer is made faster."""
+"""Minimum share of a collective's duration that remains when its transfer is made faster."""
 
 
 def repeated_s(transfer: TransferCost, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
-    """float64: what all-reduces that are ready at `ready_s` and follow each other lose to exponents that are guessed.
-    As long as one waits in line behind others, their packets announce its exponents."""
+    """Return the time that sequential all-reduces, ready at `ready_s`, lose to guessed exponents, float64. While one
+    queues behind others, their packets announce its exponents."""
     lost_s = np.zeros(len(size_bytes))
     free_s = -np.inf
     for i in np.argsort(ready_s, kind="stable").tolist() if transfer.repeat_share else ():
@@ -34,27 +34,27 @@ def repeated_s(transfer: TransferCost, ready_s: np.ndarray, size_bytes: np.ndarr
 
 
 def all_reduces(joined: Joined) -> np.ndarray:
-    """int64: the transfers that are all-reduces among more than one rank."""
+    """Return the transfers that are all-reduces among several ranks, int64."""
     graph = joined.graph
     is_it = graph.op_types.collective[graph.transfers.op_type] == Collective.ALL_REDUCE
     return np.flatnonzero(is_it & (graph.groups.size[graph.transfers.group] > 1))
 
 
 def transfer_s(costs: Costs) -> np.ndarray:
-    """float64 (transfers,): what each takes with its links to itself."""
+    """Return the duration of each transfer without contention, float64 (transfers,)."""
     return costs.transfer_fixed_s + costs.transfer_bytes / costs.transfer_bytes_per_s
 
 
 def transfer_bytes(joined: Joined) -> np.ndarray:
-    """float64 (transfers,): message sizes."""
+    """Return message sizes, float64 (transfers,)."""
     graph = joined.graph
     return graph.op_types.bytes[graph.transfers.op_type]
 
 
 def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> TransferCost:
-    """To `transfers` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
-    the network allows at most, where that is known; a few noisy durations may say more. Raises GraphError where there
-    is none that moves bytes."""
+    """Fit the cost of `transfers` (default: all all-reduces), by least squares with non-negative terms.
+    `most_bytes_per_s`: the network's maximum rate, if known, as few noisy durations may suggest more. Raises GraphError
+    if no transfer has a size and a duration."""
     count, moved, busy_s = _stretches(joined, transfers)
     fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
     if per_byte_s < 1 / most_bytes_per_s:
@@ -75,18 +75,19 @@ def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: f
 
 
 def changed_s(elapsed_s: np.ndarray, was_s: np.ndarray | float, now_s: np.ndarray | float) -> np.ndarray:
-    """float64: what collectives take that took `elapsed_s`, `was_s` of it by a model, which now says `now_s`."""
+    """Return the durations of collectives that took `elapsed_s` after the model's estimate changes from `was_s` to
+    `now_s`, float64."""
     return np.maximum(elapsed_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, elapsed_s))
 
 
 def used_bytes_per_s(joined: Joined) -> float:
-    """Bytes of all all-reduces over the time in which any was under way."""
+    """Return the bytes of all all-reduces over the time during which any was in progress."""
     _, moved, busy_s = _stretches(joined, None)
     return float(moved.sum() / busy_s.sum())
 
 
 def _stretches(joined: Joined, transfers: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`busy` of `transfers` that move bytes."""
+    """Return `busy` of `transfers` that move bytes."""
     transfers = all_reduces(joined) if transfers is None else transfers
     size = transfer_bytes(joined)[transfers]
     elapsed_s = transfer_s(joined.costs)[transfers]
@@ -101,12 +102,13 @@ def _stretches(joined: Joined, transfers: np.ndarray | None) -> tuple[np.ndarray
 
 
 def arrivals_s(joined: Joined) -> np.ndarray:
-    """float64 (transfers,): when the last member had come, as traced."""
+    """Return the traced arrival of each transfer's last member, float64 (transfers,)."""
     return latest(joined.graph, joined.start_s)
 
 
 def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> tuple[float, float]:
-    """Non-negative (seconds each, seconds a byte) for busy_s ≈ count · a + moved · b, errors relative to busy_s."""
+    """Return non-negative (seconds each, seconds per byte) for busy_s ≈ count · a + moved · b, with errors relative to
+    busy_s."""
     rows = np.stack([count / busy_s, moved / busy_s], axis=1)
     ones = np.ones(len(busy_s))
     if len(ones) > 1 and np.linalg.matrix_rank(rows / rows.max(axis=0), tol=1e-6) == 2:
@@ -119,7 +121,8 @@ def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> 
 
 
 def repriced(joined: Joined, transfer: TransferCost, transfers: np.ndarray | None = None) -> Joined:
-    """`transfers` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
+    """Set the cost of `transfers` (default: all all-reduces) to that of `transfer` for their sizes, with announced
+    exponents."""
     transfers = all_reduces(joined) if transfers is None else transfers
     return with_costs(
         joined,

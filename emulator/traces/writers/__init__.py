@@ -1,1 +1,1 @@
-"""Traces written in formats of other tools, one a file."""
+"""Writers of traces in formats of other tools, one per module."""

@@ -1,7 +1,7 @@
-"""Traces as Chakra execution traces, `chakra.RANK.et`, for ASTRA-sim and Chakra's tools. Following dependencies alone
-reproduces the traced times: a lane becomes a chain (`ctrl_deps`) of slices, of nested events each with its own time;
-idle host time becomes a node `gap`; causes are `data_deps`; waiting for causes is not in a duration. Attributes
-`switchml.…` hold what Chakra has no place for, so that our reader restores the trace.
+"""Writes traces as Chakra execution traces, `chakra.RANK.et`, for ASTRA-sim and Chakra's tools. Dependencies alone
+reproduce the traced times: a lane becomes a chain (`ctrl_deps`) of slices, with the own time of each nested event; idle
+host time becomes a node `gap`; causes are `data_deps`; durations exclude waiting for causes. Attributes `switchml.…`
+hold information without an equivalent in Chakra, so that switchml's reader restores the trace.
 """
 
 import json
@@ -20,11 +20,11 @@ from emulator.traces.readers.chakra import file
 from emulator.traces.readers.chakra.file import attribute
 
 LEAST_S = 1e-6
-"""Shorter remainders get no slice of their own: an event's last own microsecond goes to its first slice."""
+"""Shorter remainders have no separate slice: an event's last own microsecond is added to its first slice."""
 
 
 def write(traces: list[RankTrace], out: Path) -> list[Path]:
-    """Write one file for each trace to the directory `out`; returns them."""
+    """Write one file for each trace to the directory `out`; return the paths."""
     paths = [out / f"chakra.{trace.rank}.et" for trace in traces]
     for trace, path in zip(traces, paths, strict=True):
         file.write_messages(path, _messages(trace))
@@ -32,7 +32,7 @@ def write(traces: list[RankTrace], out: Path) -> list[Path]:
 
 
 def groups_node(groups: list[tuple[str, list[int]]], world_size: int) -> Any:
-    """Node 0: number, name and ranks of the communicators. ASTRA-sim wants numbers for their names."""
+    """Return node 0 with number, name and ranks of the communicators. ASTRA-sim requires numbers as names."""
     listed = [
         {"pg_name": str(number), "pg_desc": name, "ranks": ranks, "group_size": len(ranks), "group_count": len(groups)}
         for number, (name, ranks) in enumerate(groups)
@@ -50,7 +50,7 @@ def _messages(trace: RankTrace) -> Iterator[Any]:
     yield groups_node([(group.name, list(group.ranks)) for group in trace.groups], trace.world_size)
     events = trace.events
     cut = slices(trace)
-    # An event's first slice has its number, counted from 1; all others come after.
+    # An event's first slice has the event's number, counted from 1; all others are numbered after these.
     is_first = np.zeros(len(cut.event), bool)
     owned = cut.event != NONE
     is_first[np.flatnonzero(owned)[np.unique(cut.event[owned], return_index=True)[1]]] = True
@@ -69,8 +69,8 @@ def _messages(trace: RankTrace) -> Iterator[Any]:
             start_time_micros=round(float(cut.start_s[number]) * 1e6),
             duration_micros=round(float(cut.duration_s[number]) * 1e6),
         )
-        # Which of a transport's threads works on what is chance, and differs between ranks: communication there follows
-        # its launch, in the same order on all ranks.
+        # Which of a transport's threads runs a communication is random, and differs between ranks: communication there
+        # follows its launch, in the same order on all ranks.
         on_transport = trace.lanes[cut.lane[number]].kind == LaneKind.TRANSPORT
         if before != NONE and not (on_transport and is_first[number] and What(events.what[event]) in _TYPES):
             node.ctrl_deps.append(int(ids[before]))
@@ -78,7 +78,7 @@ def _messages(trace: RankTrace) -> Iterator[Any]:
             node.data_deps.extend(causes.get(event, []))
             node.attr.extend(_attributes(trace, event))
         else:
-            # What runs just before an event that had to wait began when the waiting was over.
+            # A slice just before an event that had to wait began when the wait was over.
             node.ctrl_deps.extend(causes.get(int(cut.leads_to[number]), []))
             node.attr.append(attribute("is_cpu_op", True))
             node.attr.append(attribute("tid", int(cut.lane[number])))
@@ -103,7 +103,7 @@ _TYPES = {What.COLLECTIVE: pb.COMM_COLL_NODE, What.SEND: pb.COMM_SEND_NODE, What
 def _communication(trace: RankTrace, event: int, what: What) -> Iterator[Any]:
     events = trace.events
     collective, group = Collective(events.collective[event]), int(events.group[event])
-    # Chakra counts what a rank puts in; that differs from `Collective` for an all-gather only.
+    # Chakra's size is a rank's input; it differs from `Collective` for an all-gather only.
     parts = max(1, len(trace.groups[group].ranks)) if collective == Collective.ALL_GATHER else 1
     if what == What.COLLECTIVE:
         yield attribute("comm_type", int(file.COLLECTIVE_TYPES[collective]))
@@ -118,19 +118,19 @@ def _communication(trace: RankTrace, event: int, what: What) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Slices:
-    """All arrays (slices,), by lane, then time."""
+    """Slices of a trace. All arrays (slices,), by lane, then time."""
 
-    event: np.ndarray  # int64: whose it is, NONE for a gap. Every event has at least one slice
+    event: np.ndarray  # int64: its event, NONE for a gap. Every event has at least one slice
     lane: np.ndarray  # int32
     start_s: np.ndarray  # float64, as traced
-    duration_s: np.ndarray  # float64: without waiting for what `leads_to`, or the event itself, had to wait for
-    before: np.ndarray  # int64: the slice before it on its lane, NONE for the first
+    duration_s: np.ndarray  # float64: without the waiting of `leads_to`, or of the event itself
+    before: np.ndarray  # int64: the preceding slice on its lane, NONE for the first
     leads_to: np.ndarray
-    """int64: of a remainder or gap, the event whose first slice comes next; NONE where it is another remainder."""
+    """int64: for a remainder or gap, the event whose first slice is next; NONE if another remainder is."""
 
 
 def slices(trace: RankTrace) -> Slices:
-    """Cut `trace`."""
+    """Divide `trace` into slices."""
     events, ready_s = trace.events, _ready(trace)
     rows: list[tuple[int, int, float, float, int]] = []
     host = [lane.kind == LaneKind.HOST for lane in trace.lanes]
@@ -141,19 +141,19 @@ def slices(trace: RankTrace) -> Slices:
     now_s, lane = first_s, NONE
 
     def rest(until_s: float, leads_to: int) -> None:
-        """Time of the innermost open event, or of none, until `until_s`."""
+        """Add time of the innermost open event, or a gap, until `until_s`."""
         nonlocal now_s
         from_s = max(now_s, min(ready_s[leads_to], until_s)) if leads_to != NONE else now_s
         if until_s - from_s > LEAST_S:
             owner = open_events[-1] if open_events else NONE
             if open_events and rows[-1][0] == owner and rows[-1][3] == 0.0 and from_s <= rows[-1][2]:
-                rows.pop()  # its beginning and what it does before anything else are one slice
+                rows.pop()  # its beginning and its first own time are one slice
                 leads_to = NONE
             rows.append((owner, lane, from_s, until_s - from_s, leads_to))
         now_s = max(now_s, until_s)
 
     def close(parent: int) -> None:
-        """End what is open, up to `parent`."""
+        """End open events, up to `parent`."""
         while open_events and open_events[-1] != parent:
             rest(ends[open_events[-1]], NONE)
             open_events.pop()
@@ -182,7 +182,7 @@ def slices(trace: RankTrace) -> Slices:
 
 
 def _ready(trace: RankTrace) -> np.ndarray:
-    """float64 (events,): when the last of its causes allowed each; -inf without any."""
+    """Return when the last of its causes allowed each event, float64 (events,); -inf without any."""
     events = trace.events
     ready_s = np.full(len(events), -np.inf)
     if len(trace.causes):

@@ -14,7 +14,7 @@ from emulator.traces.events import RankTrace, What
 
 
 def write(traces: list[RankTrace], path: Path) -> None:
-    """Write `path`, compressed where it ends in .gz. Clocks are taken as they are."""
+    """Write `path`, compressed where it ends in .gz. Clocks are not aligned."""
     epochs = np.array([trace.epoch_s for trace in traces])
     shift_s = epochs - epochs.min()
     pairs = zip(traces, shift_s.tolist(), strict=True)

@@ -1,5 +1,5 @@
-"""The process of a tunnel: `python -m switchml.net.tunnel FD` runs a `TunnelServer`, and asks its parent, by JSON lines
-over the socket FD, what only the control plane knows. It ends when the parent does.
+"""Entry point of a tunnel's process: `python -m switchml.net.tunnel FD` runs a `TunnelServer`, and queries its parent
+(the control plane) with JSON lines over the socket FD. It ends when the parent does.
 """
 
 import json
@@ -21,7 +21,8 @@ _NOWHERE = ("127.0.0.1", 9)
 
 
 class _Parent:
-    """The control plane, as the process sees it. `read` runs in the main thread; questions come from the server's."""
+    """Proxy of the control plane in this process. `read` runs in the main thread; queries come from the server's
+    thread."""
 
     def __init__(self, to_parent: socket.socket):
         self._socket = to_parent
@@ -30,11 +31,11 @@ class _Parent:
         self._joined: Collection[Address] | None = None
 
     def say(self, **message: Any) -> None:
-        with suppress(OSError):  # it is gone, as reading shows, too
+        with suppress(OSError):  # the parent has ended, which `read` detects too
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> None:
-        """Take the parent's answers until it is gone."""
+        """Process the parent's answers until it ends."""
         for line in self.lines:
             for kind, answer in json.loads(line).items():
                 if kind == "address_for":
@@ -44,16 +45,16 @@ class _Parent:
         self._addresses.put(_NOWHERE)
 
     def address_for(self, sender: Address) -> Address:
-        """Where the rank's packets go; nowhere if the parent is gone."""
+        """Return the destination of the rank's packets; a discard address if the parent has ended."""
         self.say(address_for=sender)
         address = self._addresses.get()
         if address == _NOWHERE:
-            self._addresses.put(_NOWHERE)  # for the next one, too
+            self._addresses.put(_NOWHERE)  # for the next caller, too
         return address
 
     def joined(self, senders: Collection[Address]) -> Collection[Address] | None:
-        """What the parent said to the last question, None where it has not answered: a busy control plane holds up
-        no packets."""
+        """Return the answer to the previous query, or None if there is none yet, so that a busy control plane does not
+        delay packets; send a new query."""
         answer, self._joined = self._joined, None
         self.say(joined=list(senders))
         return answer
@@ -62,7 +63,7 @@ class _Parent:
 def _serve(fd: int) -> None:
     parent = _Parent(socket.socket(fileno=fd))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a client is two descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client needs two descriptors
     options = json.loads(parent.lines.readline() or "null")
     if options is None:  # the parent has been killed meanwhile
         return

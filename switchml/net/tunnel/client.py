@@ -1,4 +1,4 @@
-"""The agent's side of the tunnel."""
+"""Client of the tunnel, on the agent's side."""
 
 import os
 import socket
@@ -18,22 +18,22 @@ log = logs.of("switchml.tunnel")
 
 
 class TunnelClient:
-    """Relays between the agent's UDP socket at `agent` (IPv4, port) and the tunnel at `url`, from one thread, until
+    """Relays between the agent's UDP socket at `agent` (IPv4, port) and the tunnel at `url`, in one thread, until
     `close`.
 
-    `address` is where the agent sends its packets, `data_address` where the aggregator sees them come from (both IPv4,
-    port), and `receive_buffer_bytes` the smaller of the receive buffers on the way. A connection that breaks is
+    `address` is the destination of the agent's packets, `data_address` their source as seen by the aggregator (both
+    IPv4, port), and `receive_buffer_bytes` the smaller of the receive buffers on the path. A broken connection is
     re-established. Raises JoinError if the tunnel does not answer within `timeout_s` seconds, or refuses.
     """
 
     def __init__(self, url: str, agent: tuple[str, int], *, timeout_s: float = 60.0) -> None:
         self.url = url
-        buffers = Buffers()  # before the hello: it may take a while
+        buffers = Buffers()  # before the hello: compilation can take a while
         self._context = zmq.Context()
         self._dealer = new_socket(self._context, zmq.DEALER)
         self._dealer.setsockopt(zmq.HEARTBEAT_IVL, int(PROBE_S * 1000))
         self._dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(CONNECTION_TIMEOUT_S * 1000))
-        # By this name a new connection is recognized as the old client's; nobody else can guess it. libzmq's own names
+        # A new connection with this name is recognized as the old client's; it can't be guessed. Names chosen by libzmq
         # begin with a zero.
         self._dealer.setsockopt(zmq.ROUTING_ID, b"\1" + os.urandom(16))
         self._relay: Relay | None = None
@@ -57,8 +57,8 @@ class TunnelClient:
         self._thread.start()
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(reason)`, from the client's thread or at once, if the server no longer knows this client: it
-        was restarted, or the connection was lost for too long. Nothing is relayed from then on.
+        """Call `callback(reason)`, from the client's thread or immediately, when the server no longer knows this client
+        because it was restarted or the connection was lost for too long. Nothing is relayed afterwards.
         """
         with self._lock:
             self._on_lost = callback
@@ -67,7 +67,7 @@ class TunnelClient:
             callback(lost)
 
     def close(self) -> None:
-        """Say goodbye and free everything. May be called twice."""
+        """Send a goodbye and release all resources. May be called repeatedly."""
         if self._stopping:
             return
         self._stopping = True
@@ -93,7 +93,7 @@ class TunnelClient:
         self._dealer.send(plain(HELLO))
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if not self._dealer.poll(200):  # in slices, so that Ctrl-C is answered
+            if not self._dealer.poll(200):  # in slices, so that Ctrl-C is handled
                 continue
             answer = self._dealer.recv()
             if answer[:1] == bytes((REFUSED,)):
@@ -116,13 +116,13 @@ class TunnelClient:
             ready = dict(poller.poll())
             if ready.get(self._dealer, 0) & zmq.POLLIN:
                 self._take_messages(relay)
-            if self._lost:  # and the callback may have closed all sockets by now
+            if self._lost:  # the callback may have closed all sockets
                 return
             if fd in ready:
                 waiting = relay.fetch()
             if waiting is None:
                 continue
-            # While the queue is full the agent's packets stay in the socket, whose buffer is bounded too.
+            # While the queue is full, the agent's packets stay in the socket, whose buffer is bounded too.
             try:
                 self._dealer.send(waiting, zmq.DONTWAIT)
                 waiting = None
@@ -154,8 +154,8 @@ class TunnelClient:
 
 
 def choose_address(addresses: Iterable[str], host: str) -> str:
-    """The best of a server's `addresses` for a client here: ipc:// if that file is on this machine, else tcp://, at
-    `host` if the server listens on all its addresses. Raises JoinError if there is none.
+    """Return the best of a server's `addresses` for a client here: ipc:// if that file is on this machine, otherwise
+    tcp://, at `host` if the server listens on all interfaces. Raises JoinError if there is none.
     """
     addresses = tuple(addresses)
     for url in addresses:

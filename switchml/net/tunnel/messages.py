@@ -1,4 +1,4 @@
-"""The tunnel's messages (docs/protocol.md, section 7), and batches of packets as one of them."""
+"""Messages of the tunnel (docs/protocol.md, section 7), and conversion between packet batches and messages."""
 
 import struct
 
@@ -10,25 +10,25 @@ from switchml.runtime.memory import be16, copy_bytes, put_be16, u8_at
 
 VERSION = 1
 HELLO, WELCOME, REFUSED, PACKETS, GOODBYE, STRANGER, PROBE = range(1, 8)
-"""Kinds of message, the first byte; the second is VERSION."""
+"""Message types, in the first byte; the second is VERSION."""
 _HEAD_BYTES = 4
 _RUN_BYTES = 4
 WELCOME_BODY = struct.Struct("!BBH4sI")
 MESSAGE_BYTES = _HEAD_BYTES + _RUN_BYTES * udp.RECEIVE_PACKETS + (udp.RECEIVE_MESSAGES << 16)
-"""No message is longer: a whole batch of `udp.receive_batch`."""
+"""Maximum message size: a whole batch of `udp.receive_batch`."""
 TURN = 32
-"""Messages taken before it is the UDP sockets' turn."""
+"""Messages processed before the UDP sockets are served again."""
 
 
 def plain(kind: int, text: str = "") -> bytes:
-    """A message that is no packets."""
+    """Return a message other than PACKETS."""
     return bytes((kind, VERSION)) + text.encode()
 
 
 @kernel
 def gather(io: udp.UdpIO, packets: udp.Packets, message: np.ndarray) -> int:
-    """Take what has arrived at a socket and make one message of it, in uint8 `message`; its size in bytes, 0 if nothing
-    had come.
+    """Receive the pending packets of a socket and encode them as one message in uint8 `message`; return its size in
+    bytes, 0 if nothing was pending.
     """
     count = udp.receive_batch(io, packets)
     if count == 0:
@@ -52,8 +52,8 @@ def gather(io: udp.UdpIO, packets: udp.Packets, message: np.ndarray) -> int:
 
 @kernel
 def scatter(io: udp.UdpIO, packets: udp.Packets, address: Address, size: int, to: int) -> int:
-    """Send the packets of the message at `address` to the endpoint `to`; how many there were, -1 if it is no such
-    message.
+    """Send the packets of the message at `address` to the endpoint `to`; return their number, -1 if the message is
+    invalid.
     """
     data = u8_at(address, size)
     if size < _HEAD_BYTES or data[0] != PACKETS or data[1] != VERSION:

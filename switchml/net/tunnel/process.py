@@ -1,5 +1,5 @@
-"""The tunnel's server in a process of its own: libzmq ends its whole process when an assertion fails, which whoever
-reaches the tunnel's port can bring about, and that must cost nobody but the tunnel's own ranks.
+"""The tunnel's server in a separate process: libzmq aborts its process on a failed assertion, which anybody who can
+reach the tunnel's port can cause, and this must affect only the tunnel's own ranks.
 
 This is the aggregator's side; `__main__.py` is the process.
 """
@@ -24,16 +24,16 @@ log = logs.of("switchml.tunnel")
 
 _STOP_TIMEOUT_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-"""How long the tunnel stays down when it has died: the former at first, twice as long each time, up to the latter."""
+"""Downtime of the tunnel after its process dies: initially the first, doubled each time, up to the second."""
 _STEADY_S = 60.0
-"""A tunnel that lived so long starts from the shortest pause again."""
+"""Uptime after which the downtime is reset to the shortest."""
 
 
 class TunnelProcess:
-    """A `TunnelServer` in a process of its own, with the same options; one that dies is restarted at the same addresses
-    until `close`. Its ranks are lost then; nobody else notices.
+    """A `TunnelServer` in a separate process, with the same options; if the process dies it is restarted at the same
+    addresses until `close`. Its ranks are then lost; others are not affected.
 
-    `addresses` and `address` are as TunnelServer has them. Raises ConfigError if the port can't be opened.
+    `addresses` and `address` are those of TunnelServer. Raises ConfigError if the port can't be opened.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class TunnelProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs, or ran last."""
+        """Process id of the current, or last, process."""
         return self._process.pid
 
     def close(self) -> None:
-        """End the process, and remove what it used. May be called twice."""
+        """End the process and remove its files. May be called repeatedly."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -85,8 +85,8 @@ class TunnelProcess:
         """Start the process and wait until it listens. Raises ConfigError if it does not."""
         ours, theirs = socket.socketpair()
         with theirs:
-            # A session of its own: Ctrl-C is for the aggregator, which ends the jobs first. Should the aggregator be
-            # killed, the socket closes, and the process ends.
+            # A separate session: Ctrl-C is for the aggregator, which ends the jobs first. If the aggregator is killed,
+            # the socket closes, and the process ends.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __package__ or "", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -106,11 +106,11 @@ class TunnelProcess:
         self._options["port"] = number
 
     def _send(self, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # it is gone, as reading shows, too
+        with suppress(OSError):  # the process has ended, which reading detects too
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _hang_up(self) -> None:
-        with suppress(OSError):  # it is gone already
+        with suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _end(self) -> None:
@@ -142,7 +142,7 @@ class TunnelProcess:
                     return
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 is_running = self._restarts()
-            if self._stopping.is_set():  # `close` hung up on the one before
+            if self._stopping.is_set():  # `close` shut down the socket of the previous process
                 self._hang_up()
 
     def _restarts(self) -> bool:
@@ -154,10 +154,10 @@ class TunnelProcess:
         return True
 
     def _answer(self) -> None:
-        """Answer the process's questions until it is gone."""
+        """Answer the process's queries until it ends."""
         try:
             for line in self._lines:
                 ((kind, question),) = json.loads(line).items()
                 self._send({kind: self._answers[kind](question)})
-        except (OSError, ValueError):  # a line that a dying process did not finish, for instance
+        except (OSError, ValueError):  # for example, an incomplete line from a dying process
             return

@@ -1,4 +1,4 @@
-"""What both ends of a tunnel have: a UDP socket whose packets become messages, and the ZeroMQ socket that carries
+"""Common parts of both ends of a tunnel: a UDP socket whose packets become messages, and the ZeroMQ socket that carries
 them."""
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from switchml.net.tunnel.messages import MESSAGE_BYTES, gather, scatter
 from switchml.runtime.jit import compile_once
 
 QUEUE_MESSAGES = 64
-"""High-water mark of each queue, so that a peer that takes nothing costs 64 messages of memory and not more."""
+"""High-water mark of each queue, which limits the memory for a peer that receives nothing to 64 messages."""
 SOCKET_BUFFER_BYTES = 4 << 20
 PROBE_S = 2.0
-"""How often either side sends something: the client heartbeats, the server probes."""
+"""Interval of client heartbeats and of server probes."""
 CONNECTION_TIMEOUT_S = 10.0
-"""A connection on which that remains without an answer for so long is closed. libzmq's own threads and the kernel
-answer, whatever Python does."""
+"""A connection on which these are unanswered for this long is closed. libzmq's threads and the kernel answer,
+independently of Python."""
 LINGER_S = 0.2
-"""How long the goodbye of a client may take."""
+"""Maximum time for sending a client's goodbye."""
 
 
 class Relay:
-    """A connected UDP socket that turns messages into packets and back. Relays of one thread share their `Buffers`."""
+    """A connected UDP socket that converts between messages and packets. Relays of one thread share their `Buffers`."""
 
     def __init__(self, peer: tuple[str, int], bind_ip: str | None, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -33,7 +33,7 @@ class Relay:
         try:
             if bind_ip:
                 self.socket.bind((bind_ip, 0))
-            self.socket.connect(peer)  # so that the kernel refuses packets from anybody else
+            self.socket.connect(peer)  # so that the kernel rejects packets from others
             self.socket.setblocking(False)
             self.receive_buffer_bytes = sockets.grow_buffers(self.socket, SOCKET_BUFFER_BYTES)
             self.address: tuple[str, int] = self.socket.getsockname()
@@ -49,12 +49,12 @@ class Relay:
         self._to = udp.endpoint(*peer)
 
     def fetch(self) -> memoryview | None:
-        """What has arrived, as a message that is good until the next call; None if nothing has."""
+        """Return the pending packets as a message that is valid until the next call; None if there are none."""
         size = gather(self._io, self._buffers.packets, self._buffers.message)
         return self._buffers.view[:size] if size else None
 
     def deliver(self, frame: zmq.Frame) -> bool:
-        """Send the packets of a message; False if it was none."""
+        """Send the packets of a message; return False if it is invalid."""
         data = np.frombuffer(frame.buffer, np.uint8)
         return bool(scatter(self._io, self._buffers.packets, data.ctypes.data, data.size, self._to) >= 0)
 
@@ -63,7 +63,7 @@ class Relay:
 
 
 class Buffers:
-    """Memory for one batch, and the kernels that use it, compiled."""
+    """Memory for one batch, and the compiled kernels that use it."""
 
     def __init__(self) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -80,7 +80,7 @@ class Buffers:
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """A ZeroMQ socket with bounded queues."""
+    """Return a ZeroMQ socket with bounded queues."""
     zmq_socket = context.socket(kind)
     zmq_socket.linger = int(LINGER_S * 1000)
     zmq_socket.set_hwm(QUEUE_MESSAGES)

@@ -1,4 +1,4 @@
-"""The aggregator's side of the tunnel."""
+"""Server of the tunnel, on the aggregator's side."""
 
 import os
 import socket
@@ -19,28 +19,28 @@ from switchml.runtime.folders import TemporaryFolder
 log = logs.of("switchml.tunnel")
 
 Address = tuple[str, int]
-"""IPv4 and port."""
+"""IPv4 address and port."""
 Joined = Callable[[Collection[Address]], Collection[Address] | None]
-"""Which of these addresses are those of ranks that are in a job; None: not known now."""
+"""Returns the subset of the addresses that belong to ranks of a job; None if unknown at the moment."""
 
 GRACE_S = 30.0
-"""How long a client whose connection broke may take to come back before the server forgets it."""
+"""Time that a client with a broken connection has to reconnect before the server removes it."""
 _OUR_LOOPBACK = "127.1.0.1"
-"""Where the server's sockets are if the aggregator is on loopback: agents of this machine and v1 hosts have other
+"""Address of the server's sockets if the aggregator is on loopback: agents of this machine and v1 hosts have other
 addresses."""
 FOLDER, _FILE = "tunnel", "tunnel"
 JOIN_S = 10.0
-"""How long a client may be in no job; agents join as soon as they are welcome."""
+"""Maximum time of a client without a job; agents join as soon as they are welcomed."""
 UNJOINED_OF_A_HOST, UNJOINED = 64, 256
-"""How many clients of one host, and of all hosts, may be in no job at once: each costs two file descriptors."""
+"""Maximum clients of one host, and of all hosts, without a job: each needs two file descriptors."""
 _HANDSHAKE_S = 3.0
-"""How long a connection may take to become a ZeroMQ connection."""
+"""Maximum time of the ZeroMQ handshake."""
 
 
 class _Peer:
-    """One client: its ROUTER identity and its socket towards the aggregator. `disconnected_at`: when its
-    connection was missed first; `unjoined_since`: when it was found to be in no job; `is_settled`: it has sent packets,
-    so its job runs and its socket is connected to the job's address.
+    """One client: its ROUTER identity and its socket towards the aggregator. `disconnected_at`: when its connection was
+    first found broken. `unjoined_since`: when it was found to be in no job. `is_settled`: it has sent packets, so its
+    job runs and its socket is connected to the job's address.
     """
 
     def __init__(self, identity: bytes, host: str, relay: Relay, now: float):
@@ -57,16 +57,15 @@ class _Peer:
 
 
 class TunnelServer:
-    """Relays between ZeroMQ clients and the aggregator's `data_address`, from one thread, until `close`.
+    """Relays between ZeroMQ clients and the aggregator's `data_address`, in one thread, until `close`.
 
-    `address_for(sender)`: for an aggregator with several data addresses, that of a rank; called when the rank's first
-    packet comes, as its job has started then. `joined(addresses)`: those of them that belong to ranks of a job; a
-    client that is in none for `join_s` seconds, or whose connection breaks meanwhile, is forgotten.
+    `address_for(sender)`: the data address of a rank, for an aggregator with several; called on the rank's first
+    packet, when its job has started. `joined(addresses)`: the subset that belongs to ranks of a job; a client without a
+    job for `join_s` seconds, or whose connection breaks before it joins, is removed.
 
-    Listens on tcp://bind:port (0: any free port) and on a socket file that only this user can reach, in
-    `folder` or one of its own; `addresses` holds both as URLs, `address` the former as (IPv4, port). A client is
-    forgotten when it says goodbye, or `grace_s` seconds after its connection broke. Raises ConfigError if the port
-    can't be opened.
+    Listens on tcp://bind:port (0: any free port) and on a socket file that only this user can access, in `folder` or a
+    new temporary one; `addresses` holds both as URLs, `address` the former as (IPv4, port). A client is removed when it
+    sends a goodbye, or `grace_s` seconds after its connection broke. Raises ConfigError if the port can't be opened.
     """
 
     def __init__(
@@ -87,17 +86,18 @@ class TunnelServer:
         self._grace_s, self._join_s, self._probe_s = grace_s, join_s, min(PROBE_S, grace_s / 4, join_s / 4)
         self._peers: dict[bytes, _Peer] = {}
         self._by_fd: dict[int, _Peer] = {}
-        self._buffers = Buffers()  # before the first client: while it compiles, queues would fill
+        self._buffers = Buffers()  # before the first client: queues would fill during compilation
         self.dropped = 0
-        """Batches from the aggregator that were dropped: their client's queue was full or its connection lost."""
+        """Batches from the aggregator that were dropped because their client's queue was full or its connection lost.
+        """
         self._context = zmq.Context()
         self._router = new_socket(self._context, zmq.ROUTER)
         self._router.setsockopt(zmq.HANDSHAKE_IVL, int(_HANDSHAKE_S * 1000))
-        # Not heartbeats: libzmq aborts when it is time for one on a connection that broke while its queue was full. The
-        # kernel notices that nobody takes our probes.
+        # No heartbeats: libzmq aborts when one is due on a connection that broke while its queue was full. The kernel
+        # detects unanswered probes.
         self._router.setsockopt(zmq.TCP_MAXRT, int(CONNECTION_TIMEOUT_S * 1000))
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that is back before we noticed that it was gone
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects before its loss was noticed
         self._folder: TemporaryFolder | None = None
         try:
             self._router.bind(f"tcp://{bind}:{port or '*'}")
@@ -124,7 +124,7 @@ class TunnelServer:
                 folder = self._folder.name
             url = f"ipc://{folder}/{_FILE}"
             self._router.bind(url)
-        except (OSError, zmq.ZMQError) as error:  # the path is too long, for instance
+        except (OSError, zmq.ZMQError) as error:  # for example, the path is too long
             log.warning("no ipc:// tunnel: %s", error)
             self._remove_file()
             return ()
@@ -137,11 +137,11 @@ class TunnelServer:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         return len(self._peers)
 
     def close(self) -> None:
-        """Stop relaying; close all sockets and remove the socket file. May be called twice."""
+        """Stop relaying, close all sockets and remove the socket file. May be called repeatedly."""
         if self._stopping:
             return
         self._stopping = True
@@ -215,7 +215,7 @@ class TunnelServer:
         self._send(name, self._peers[name].welcome)
 
     def _refusal(self, host: str) -> str:
-        """Why no other client of this host is taken now; "" if one is."""
+        """Return why another client of this host is not accepted now; "" if it is."""
         unjoined = Counter(peer.host for peer in self._peers.values() if peer.unjoined_since is not None)
         if unjoined[host] >= UNJOINED_OF_A_HOST:
             return f"{unjoined[host]} clients of {host or 'this machine'} are in no job yet, which are all that may be"
@@ -224,7 +224,7 @@ class TunnelServer:
         return ""
 
     def _send(self, name: bytes, message: bytes | memoryview) -> bool:
-        """False if the client's queue is full or it is not connected."""
+        """Send a message; return False if the client's queue is full or it is not connected."""
         peer = self._peers.get(name)
         sent = connected = False
         try:
@@ -240,7 +240,7 @@ class TunnelServer:
         return sent
 
     def _probe(self, now: float) -> None:
-        """Find clients whose connections are lost, as sending shows, and those that are in no job."""
+        """Detect clients with lost connections, by sending probes, and those without a job."""
         joined = self._joined([peer.relay.address for peer in self._peers.values()])
         for peer in list(self._peers.values()):
             self._send(peer.identity, plain(PROBE))
@@ -259,13 +259,13 @@ class TunnelServer:
 
 
 def _reachable(address: tuple[str, int]) -> tuple[str, int]:
-    """Where a socket bound to `address` is reached from its own machine."""
+    """Return the address at which a socket bound to `address` is reachable from its own machine."""
     ip, port = address
     return ("127.0.0.1" if ip == "0.0.0.0" else ip, port)
 
 
 def _host_of(frame: zmq.Frame) -> str:
-    """The address that a message came from; "" for a socket file."""
+    """Return the address that a message came from; "" for a socket file."""
     try:
         return str(frame.get("Peer-Address"))
     except zmq.ZMQError:

@@ -1,1 +1,1 @@
-"""Data loading as a part of a job: what it costs, caches, and SOLAR's plan."""
+"""Data loading of a job: its cost model, caches, and SOLAR's plan."""

@@ -1,5 +1,5 @@
-"""A buffer of samples in memory that evicts the least recently used one, played on real index lists. The one that knows
-the future is the planned loader's: `host_agent/loading/`.
+"""Simulation of a least-recently-used sample cache on index lists. The cache with knowledge of future accesses is in
+the planned loader: `host_agent/loading/`.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from switchml.runtime.jit import kernel
 
 @kernel
 def lru_misses(accesses, samples, capacity):
-    """bool (accesses,): which miss a buffer of `capacity` samples that evicts the least recently used."""
+    """Return which accesses miss a least-recently-used cache of `capacity` samples, bool (accesses,)."""
     misses = np.zeros(len(accesses), np.bool_)
     older, newer = np.full(samples + 1, -1, np.int64), np.full(samples + 1, -1, np.int64)
     head = samples  # of a ring: newer[head] is the oldest sample, older[head] the newest

@@ -1,6 +1,6 @@
-"""How samples get from shared storage to ranks, as a choice of a job: PyTorch's loader, the same with an LRU cache, a
-loader like NoPFS, and SOLAR. Each is played on the index lists of all epochs, which gives what every rank reads in
-every step; a storage's bandwidth and seek time make seconds of it, and `stalls_s` what of them training waits for.
+"""Data loaders of a job: PyTorch's loader, the same with an LRU cache, a loader like NoPFS, and SOLAR. Each is
+simulated on the index lists of all epochs, which gives each rank's reads in every step; storage bandwidth and seek time
+convert them to seconds, and `stalls_s` to the time that training waits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from switchml.errors import ConfigError
 from switchml.runtime.jit import kernel
 
 MOST_ACCESSES = 200_000_000
-"""Samples times epochs that are played out one by one: some 4 GB of index lists."""
+"""Limit of samples times epochs: some 4 GB of index lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What is read, by whom."""
+    """A data set and its access pattern."""
 
     samples: int
     sample_bytes: float
@@ -30,7 +30,7 @@ class Dataset:
     ranks: int
     epochs: int
     buffer_samples: int = 0
-    """What each rank can keep in memory."""
+    """Cache size of each rank, in samples."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,38 +52,38 @@ class Dataset:
 
     @property
     def steps(self) -> int:
-        """In an epoch; what is left over at its end is dropped, as DistributedSampler(drop_last=True) does."""
+        """Steps per epoch; the remainder is dropped, as in DistributedSampler(drop_last=True)."""
         return self.samples // self.global_batch
 
     def batches(self) -> np.ndarray:
-        """int32 (epochs, steps, global batch): the shuffled index lists of all epochs, from the seed."""
+        """Return the seeded shuffled index lists of all epochs, int32 (epochs, steps, global batch)."""
         generator = np.random.default_rng(self.seed)
         used = self.steps * self.global_batch
         lists = [generator.permutation(self.samples)[:used] for _ in range(self.epochs)]
         return np.array(lists, np.int32).reshape(self.epochs, self.steps, self.global_batch)
 
     def dealt(self) -> np.ndarray:
-        """int32 (steps of all epochs, global batch / ranks, ranks): sample i of a batch goes to rank i mod ranks."""
+        """Return the batches by rank, int32 (steps of all epochs, global batch / ranks, ranks): sample i of a batch
+        belongs to rank i mod ranks."""
         return self.batches().reshape(self.epochs * self.steps, -1, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Where samples lie, and what a rank has at hand."""
+    """Performance of the shared storage and of peers' memory."""
 
     bytes_per_s: float
-    """Of the storage, all ranks together."""
+    """Aggregate bandwidth for all ranks."""
     client_bytes_per_s: float = math.inf
-    """The most one rank gets."""
+    """Bandwidth limit of one rank."""
     seek_s: float = 0.0
-    """Each read costs this before its bytes come."""
+    """Latency of each read before its first byte."""
     reads_at_once: int = 1
-    """How many reads a rank has in flight: its loader's workers."""
+    """Concurrent reads of a rank: its loader's workers."""
     peer_bytes_per_s: float = math.inf
-    """From another rank's memory."""
+    """Bandwidth from another rank's memory."""
     read_cpu_s: float = 0.0
-    """Processor time of a read on its rank, which reads in flight have to share: they wait for storage together, but
-    come in one by one."""
+    """Processor time per read on its rank. Concurrent reads overlap their storage latency, but not this."""
 
     def __post_init__(self) -> None:
         rates = (self.bytes_per_s, self.client_bytes_per_s, self.peer_bytes_per_s)
@@ -93,24 +93,24 @@ class Storage:
 
 @dataclass(frozen=True)
 class Loads:
-    """What a loader does in each step; arrays (steps of all epochs, ranks) int64."""
+    """Activity of a loader in each step; arrays (steps of all epochs, ranks) int64."""
 
     batch: np.ndarray
     """Samples that the rank trains on."""
     misses: np.ndarray
-    """Of them, those that it must read from storage."""
+    """Samples among these that the rank must read from storage."""
     peer_hits: np.ndarray
-    """Those that it gets from another rank's memory."""
+    """Samples that the rank gets from another rank's memory."""
     reads: np.ndarray
     """Read requests to storage."""
     read_samples: np.ndarray
-    """Samples that those bring, the ones in between that nobody asked for included."""
+    """Samples transferred by these requests, including unwanted ones in between."""
     epochs: list[int]
-    """The order in which epochs are trained."""
+    """Order in which epochs are trained."""
 
     def seconds(self, dataset: Dataset, storage: Storage) -> np.ndarray:
-        """float64 (steps, ranks): how long each rank's loader is busy with each step's batch. Storage is shared
-        evenly by the ranks that read in a step."""
+        """Return the time that each rank's loader is busy with each step's batch, float64 (steps, ranks). Ranks that
+        read in a step share storage bandwidth evenly."""
         reading = np.maximum((self.reads > 0).sum(axis=1, keepdims=True), 1)
         rate = np.minimum(storage.client_bytes_per_s, storage.bytes_per_s / reading)
         moving_s = self.read_samples * dataset.sample_bytes / rate
@@ -119,22 +119,23 @@ class Loads:
         return np.maximum(coming_s, self.reads * storage.read_cpu_s) + peers_s
 
     def hit_rate(self) -> float:
-        """The share of samples that did not come from storage."""
+        """Return the share of samples that were not read from storage."""
         return 1.0 - float(self.misses.sum()) / float(self.batch.sum())
 
 
 @dataclass(frozen=True)
 class Work:
-    """What playing a loader takes, about."""
+    """Estimated resources for simulating a loader."""
 
     steps: float
-    """Simple ones, of a compiled loop."""
+    """Simple steps of a compiled loop."""
     size_bytes: float
 
     @classmethod
     def of(cls, loader: str, dataset: Dataset) -> Work:
-        """Measured: 60 bytes an access; whole arrays of samples for each rank of `lru` and `nopfs`, which sorts them;
-        in `solar` each rank looks at all of each batch, epochs are compared in pairs, and ordered in Python."""
+        """Return the estimate, as measured: 60 bytes per access; arrays of all samples for each rank of `lru` and
+        `nopfs`, which sorts them; in `solar` each rank scans every batch, and epochs are compared in pairs and ordered
+        in Python."""
         accesses, places = dataset.samples * dataset.epochs, dataset.ranks * dataset.samples
         kept = dataset.ranks * dataset.buffer_samples
         steps, size_bytes = {
@@ -150,12 +151,12 @@ class Work:
 
 
 def pytorch(dataset: Dataset, storage: Storage) -> Loads:
-    """torch's DataLoader with DistributedSampler: nothing is kept."""
+    """torch's DataLoader with DistributedSampler: no cache."""
     return _by_rank(dataset, lambda accesses: np.ones(len(accesses), bool))
 
 
 def lru(dataset: Dataset, storage: Storage) -> Loads:
-    """The same, each rank with a cache of `buffer_samples` that evicts the least recently used."""
+    """torch's DataLoader where each rank has a least-recently-used cache of `buffer_samples`."""
     return _by_rank(dataset, lambda accesses: lru_misses(accesses, dataset.samples, dataset.buffer_samples))
 
 
@@ -169,14 +170,15 @@ def _by_rank(dataset: Dataset, misses_of: Callable[[np.ndarray], np.ndarray]) ->
 
 
 def _one_by_one(dataset: Dataset, misses: np.ndarray, peer_hits: np.ndarray) -> Loads:
-    """Even batches, epochs in order, a read for each miss."""
+    """Return the loads of even batches, epochs in order, with a read for each miss."""
     batch = np.full_like(misses, dataset.global_batch // dataset.ranks)
     return Loads(batch, misses, peer_hits, misses, misses, list(range(dataset.epochs)))
 
 
 def nopfs(dataset: Dataset, storage: Storage) -> Loads:
-    """Like NoPFS (Dryden et al., SC 2021, arXiv 2101.08734): a rank keeps, from its first access on, the samples that
-    it will access most often in all epochs; what another rank keeps it gets from there, the rest from storage."""
+    """A loader like NoPFS (Dryden et al., SC 2021, arXiv 2101.08734): a rank caches, from their first access on, the
+    samples that it will access most often in all epochs; samples cached by another rank are fetched from there, the
+    rest from storage."""
     dealt = dataset.dealt()
     is_cached = np.zeros((dataset.ranks, dataset.samples), bool)
     for rank in range(dataset.ranks):
@@ -212,7 +214,7 @@ def _play_nopfs(dealt, is_cached):
 
 
 IMBALANCE = 1.25
-"""SOLAR: how many times its even share of a batch a rank may get at most."""
+"""SOLAR: largest batch of a rank relative to an even share."""
 
 
 def solar(
@@ -223,10 +225,9 @@ def solar(
     gap_bytes: float | None = None,
     reorder: bool = True,
 ) -> Loads:
-    """SOLAR's plan, see `loading_solar`. What a rank holds beyond its bound on batches, another one reads again.
-
-    `window`: reads of so many steps are joined, where at most `gap_bytes` lie between them; None: where reading
-    along is quicker than another read. `reorder`: epochs, to reuse most. PlannedLoader: 8, 32 KiB, False."""
+    """SOLAR's plan, see `loading_solar`. Samples cached by a rank beyond its batch limit are read again by another
+    rank. `window`: number of steps whose reads are coalesced across gaps of at most `gap_bytes`; None: gaps that are
+    faster to read than a separate read. `reorder`: order epochs for maximum reuse. PlannedLoader: 8, 32 KiB, False."""
     batches = dataset.batches()
     buffered = dataset.buffer_samples * dataset.ranks
     flat = batches.reshape(dataset.epochs, -1)
@@ -248,17 +249,18 @@ def solar(
 
 
 def read_gap(dataset: Dataset, storage: Storage) -> int:
-    """Up to how many unwanted samples between two wanted ones it is faster to read along than to seek over."""
+    """Return the largest number of unwanted samples between two wanted ones that is faster to read than to seek
+    over."""
     rate = min(storage.client_bytes_per_s, storage.bytes_per_s / dataset.ranks)
     return int(storage.seek_s / storage.reads_at_once * rate / dataset.sample_bytes)
 
 
 LOADERS: dict[str, Callable[[Dataset, Storage], Loads]] = dict(pytorch=pytorch, lru=lru, nopfs=nopfs, solar=solar)
-"""Name → loader; what a job's option `loader` may say."""
+"""Name → loader; the values of a job's option `loader`."""
 
 
 def loads(loader: str, dataset: Dataset, storage: Storage) -> Loads:
-    """Play `loader` on `dataset`."""
+    """Simulate `loader` on `dataset`."""
     if loader not in LOADERS:
         raise ConfigError(f"unknown loader {loader!r}; there are {', '.join(LOADERS)}")
     return LOADERS[loader](dataset, storage)
@@ -266,9 +268,9 @@ def loads(loader: str, dataset: Dataset, storage: Storage) -> Loads:
 
 @kernel
 def stalls_s(load_s, step_s, prefetch):
-    """float64 (steps,): how long all ranks wait for the last one's batch before each step. Loaders run ahead of
-    training by up to `prefetch` batches (DataLoader's prefetch_factor · num_workers); no rank begins a step
-    before all can. `load_s`: float64 (steps, ranks); `step_s`: float64 (steps,), what training takes for each."""
+    """Return the time before each step that all ranks wait for the last rank's batch, float64 (steps,). Loaders run
+    ahead of training by up to `prefetch` batches (DataLoader's prefetch_factor · num_workers); no rank begins a step
+    before all can. `load_s`: float64 (steps, ranks); `step_s`: float64 (steps,), training time of each step."""
     steps, ranks = load_s.shape
     stalls = np.zeros(steps)
     begun = np.zeros(steps)
@@ -277,7 +279,7 @@ def stalls_s(load_s, step_s, prefetch):
     for step in range(steps):
         ready_s = 0.0
         for rank in range(ranks):
-            # A place in the queue is free when training takes the batch that is `prefetch` before.
+            # A place in the queue is free once training takes the batch `prefetch` steps earlier.
             since_s = begun[step - prefetch] if step >= prefetch else 0.0
             loaded[rank] = max(loaded[rank], since_s) + load_s[step, rank]
             ready_s = max(ready_s, loaded[rank])
@@ -289,23 +291,24 @@ def stalls_s(load_s, step_s, prefetch):
 
 @dataclass(frozen=True)
 class Loading:
-    """What a loader costs a job, per step on average over all epochs."""
+    """Cost of a loader, average per step over all epochs."""
 
     loader: str
     stall_s: float
-    """What a step takes longer: the part "loading" of an iteration."""
+    """Delay of a step: the part "loading" of an iteration."""
     imbalance_s: float
-    """Of that, not waiting for samples but training the largest local batch, where they are unequal (SOLAR)."""
+    """Part of `stall_s` due to the largest local batch where batches are unequal (SOLAR), rather than waiting for
+    samples."""
     busy_s: float
-    """The slowest rank's loader works this long, mostly behind training."""
+    """Working time of the slowest rank's loader, mostly overlapped with training."""
     storage_bytes: float
-    """From storage, all ranks together."""
+    """Bytes read from storage by all ranks."""
     hit_rate: float
     largest_batch: int
-    """Of one rank; more than its even share where SOLAR moves samples to who holds them."""
+    """Largest batch of a rank; more than an even share where SOLAR assigns samples to the rank that caches them."""
 
     def to_json(self) -> dict[str, float | str]:
-        """For `--json`."""
+        """Return plain values for `--json`."""
         return dict(vars(self))
 
 
@@ -320,9 +323,9 @@ def loading(
     window: int = 1,
     gap_bytes: float | None = None,
 ) -> Loading:
-    """Play `loader` beside training that takes `iteration_s` a step. `prefetch`: batches that a rank loads ahead, of
-    torch's DataLoader prefetch_factor · num_workers. `compute_s` of the step grows with the local batch of the rank
-    that has most. `window`, `gap_bytes`: of SOLAR's reads."""
+    """Simulate `loader` alongside training that takes `iteration_s` per step. `prefetch`: batches that a rank loads
+    ahead, torch's DataLoader prefetch_factor · num_workers. `compute_s` of the step scales with the largest local
+    batch. `window`, `gap_bytes`: coalescing of SOLAR's reads."""
     if prefetch < 1 or window < 1:
         raise ConfigError(f"a loader that is {prefetch} batches ahead, in windows of {window}; expected at least 1")
     if loader == "solar":

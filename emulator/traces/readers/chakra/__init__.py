@@ -1,1 +1,1 @@
-"""Chakra execution traces: the file format, and the graph in it."""
+"""Chakra execution traces: the file format, and the graph it contains."""

@@ -1,5 +1,5 @@
-"""Chakra execution traces read. One that we have written is a RankTrace again, as it was; one with start times becomes
-a RankTrace as far as it goes; one without is a workload (`emulator/traces/workload.py`).
+"""Reads Chakra execution traces. One written by switchml is read back as the original RankTrace; one with start times
+becomes a RankTrace with the available information; one without is a workload (`emulator/traces/workload.py`).
 """
 
 import ast
@@ -35,7 +35,7 @@ COMMUNICATION = (pb.COMM_COLL_NODE, pb.COMM_SEND_NODE, pb.COMM_RECV_NODE)
 
 @dataclass(slots=True)
 class Node:
-    """One node, of whatever version."""
+    """A node, independent of the file's version."""
 
     id: int
     name: str
@@ -49,7 +49,7 @@ class Node:
 
 @dataclass
 class ChakraTrace:
-    """A file's content."""
+    """Content of a file."""
 
     source: Path
     rank: int
@@ -57,16 +57,16 @@ class ChakraTrace:
     about: dict[str, Any]
     nodes: list[Node] = field(default_factory=list)
     groups: dict[str, list[int]] = field(default_factory=dict)
-    """Communicators by name; no ranks: all."""
+    """Ranks of communicators by name; no ranks: all."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether our writer made it, for which control dependencies are the order on a lane."""
+        """Whether switchml wrote the file, in which control dependencies are the order on a lane."""
         return "switchml.trace" in self.about
 
 
 def load(path: Path, rank: int | None = None) -> ChakraTrace:
-    """The file's nodes. Its rank comes from its name (`….7.et`, `rank-7…`), where `rank` does not give it."""
+    """Load the file's nodes. The rank is taken from its name (`….7.et`, `rank-7…`), unless `rank` is given."""
     with open_plain(path) as file:
         is_json = JSON_KEY in file.read(4096)
     rank = _rank(path) if rank is None else rank
@@ -104,7 +104,7 @@ def _load_messages(path: Path, rank: int) -> ChakraTrace:
 
 
 def _load_json(path: Path, rank: int) -> ChakraTrace:
-    """Chakra's JSON, {"workload_graph": [...]}, with the names of its src/feeder/json_node.cpp."""
+    """Load Chakra's JSON, {"workload_graph": [...]}, with the names of its src/feeder/json_node.cpp."""
     trace = ChakraTrace(path, rank, "JSON", {})
     for row in chain.from_iterable(ChromeFile(path, array="workload_graph").batches()):
         try:
@@ -126,7 +126,7 @@ def _rank(path: Path) -> int:
 
 
 def _groups(values: str) -> dict[str, list[int]]:
-    """From the inputs of torch's process-group node: a list's text, in which a JSON text stands."""
+    """Parse the inputs of torch's process-group node: a list's text that contains a JSON text."""
     try:
         listed = ast.literal_eval(values)
         while isinstance(listed, list) and listed and isinstance(listed[0], str):
@@ -137,7 +137,7 @@ def _groups(values: str) -> dict[str, list[int]]:
 
 
 def communication(node: Node, ranks: int) -> tuple[Collective, float]:
-    """Which exchange a communication node is, and its bytes as `Collective` counts them."""
+    """Return the collective of a communication node, and its bytes as defined by `Collective`."""
     size = float(node.attr.get("comm_size", 0))
     if node.type != pb.COMM_COLL_NODE:
         return Collective.P2P, size
@@ -150,7 +150,7 @@ def communication(node: Node, ranks: int) -> tuple[Collective, float]:
 
 
 def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
-    """The trace in `path`; TraceError where it has no times."""
+    """Read the trace in `path`. Raises TraceError if it has no times."""
     trace = load(path, rank)
     if trace.is_ours:
         return _ours(trace)
@@ -176,7 +176,7 @@ def _ours(trace: ChakraTrace) -> RankTrace:
 
 
 def _timed(trace: ChakraTrace) -> RankTrace:
-    """Of another writer's: lanes are threads and streams."""
+    """Convert a trace by another writer: lanes are threads and streams."""
     nodes = [node for node in trace.nodes if node.type not in (pb.METADATA_NODE, pb.INVALID_NODE)]
     lanes, names = Numbers(), Numbers()
     lane_of = [lanes[_place(node)] for node in nodes]
@@ -237,10 +237,10 @@ _SIDES: dict[int, tuple[What, str]] = {
     pb.COMM_SEND_NODE: (What.SEND, "comm_dst"),
     pb.COMM_RECV_NODE: (What.RECV, "comm_src"),
 }
-"""What a communication node is, and the attribute with its peer."""
+"""Kind of a communication node, and the attribute with its peer."""
 
 
 def _place(node: Node) -> tuple[bool, Any]:
-    """Whether a node runs on a device, and the number of its thread or stream."""
+    """Return whether a node runs on a device, and the number of its thread or stream."""
     on_host = bool(node.attr.get("is_cpu_op", node.type not in COMMUNICATION))
     return not on_host, node.attr.get("tid" if on_host else "stream", 0)

@@ -1,6 +1,6 @@
-"""Chakra's files: messages (chakra.proto), each behind its length as a varint. Lengths are read here because
-`google.protobuf.proto.parse_length_prefixed` needs protobuf 5.28, reads up to 2^64 bytes if a broken file says so, and
-does not say where a file breaks off.
+"""Chakra's file format: messages (chakra.proto), each preceded by its length as a varint. Lengths are parsed here
+because `google.protobuf.proto.parse_length_prefixed` needs protobuf 5.28, reads up to 2^64 bytes of a damaged file, and
+does not report where a file is truncated.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,19 +25,21 @@ COLLECTIVE_TYPES = {
     Collective.BARRIER: pb.BARRIER,
 }
 GROUPS = "## process_group:init ##"
-"""The node that names the communicators, as torch's execution traces have it and ASTRA-sim reads it."""
+"""Name of the node with the communicators, as in torch's execution traces and read by ASTRA-sim."""
 INTEGERS = ("what", "lane", "parent", "collective", "group", "sequence", "peer", "gradient")
 FLOATS = ("start_s", "duration_s", "bytes")
 """Columns of Events, in the order of `switchml.event` and `switchml.times`."""
 
 _LARGEST_BYTES = 1 << 26
-"""Of one message; a longer one is no message."""
+"""Maximum size of a message."""
 _UNPACKED_BYTES = 2 << 20
-"""What any compressed file may unpack to. A node of eight bytes takes 300 in memory, so it is less than elsewhere."""
+"""Decompression limit of files of any compression ratio. A node of eight bytes takes 300 in memory, so it is lower than
+elsewhere."""
 
 
 def is_chakra(start: bytes) -> bool:
-    """Whether a file that begins so is one: with a GlobalMetadata that has a version or attributes."""
+    """Return whether the beginning of a file is that of a Chakra trace: a GlobalMetadata with a version or
+    attributes."""
     from google.protobuf.message import DecodeError
 
     length, at = _varint(start)
@@ -60,7 +62,7 @@ def write_messages(path: Path, messages: Iterable[Any]) -> None:
 
 
 def read_messages(path: Path) -> Iterator[Any]:
-    """The GlobalMetadata, then each Node. TraceError where the file breaks off or is something else."""
+    """Yield the GlobalMetadata, then each Node. Raises TraceError if the file is truncated or of another kind."""
     from google.protobuf.message import DecodeError
 
     with open_plain(path, _UNPACKED_BYTES) as file:
@@ -83,7 +85,7 @@ def read_messages(path: Path) -> Iterator[Any]:
 
 
 def attributes(message: Any) -> dict[str, Any]:
-    """Name → value of a message's attributes; lists as lists."""
+    """Return name → value of a message's attributes; lists as lists."""
     values = {}
     for attribute in message.attr:
         field = attribute.WhichOneof("value")
@@ -94,7 +96,7 @@ def attributes(message: Any) -> dict[str, Any]:
 
 
 def attribute(name: str, value: Any) -> Any:
-    """An attribute as Chakra's own tools write it: integers as int64_val, floats as double_val."""
+    """Return an attribute as written by Chakra's own tools: integers as int64_val, floats as double_val."""
     fields = {bool: "bool_val", int: "int64_val", float: "double_val", str: "string_val"}
     if type(value) in fields:
         return pb.Attribute(name=name, **{fields[type(value)]: value})
@@ -104,7 +106,7 @@ def attribute(name: str, value: Any) -> Any:
 
 
 def _varint(data: bytes) -> tuple[int, int]:
-    """The number at the beginning of `data`, and how many bytes it has; (0, 0) where there is none."""
+    """Return the number at the beginning of `data`, and its size in bytes; (0, 0) if there is none."""
     value = 0
     for place, byte in enumerate(data[:10]):
         value |= (byte & 0x7F) << (7 * place)
@@ -122,7 +124,7 @@ def _encoded(value: int) -> bytes:
 
 
 def _read_length(file: BinaryIO, path: Path, at: int) -> tuple[int, int] | None:
-    """The next message's length and its own size; None at the end of the file."""
+    """Return the next message's length and the size of that length; None at the end of the file."""
     data = b""
     while not data or data[-1] >= 0x80:
         byte = file.read(1)

@@ -1,9 +1,9 @@
-"""Chakra execution traces as a workload. Each host thread (`tid`) and stream of a rank does one node at a time as nodes
-become ready; computing, collectives, sends and receives are apart. A compute node has its duration, or is costed by
-`num_ops` and `tensor_size`; communication is always costed by its bytes, as traced durations include waiting. Sends do
-not block: what follows one waits for what the send waits for. Only data dependencies order nodes, as in ASTRA-sim
-(extern/graph_frontend/chakra, et_feeder): control dependencies say who called whom, and may form cycles. In our own
-files they are the order on a lane.
+"""Chakra execution traces as a workload. Each host thread (`tid`) and stream of a rank runs one node at a time as nodes
+become ready; compute, collectives, sends and receives have separate streams. A compute node has its duration, or is
+costed by `num_ops` and `tensor_size`; communication is always costed by its bytes, as traced durations include waiting.
+Sends do not block: successors of a send wait for its predecessors. Only data dependencies order nodes, as in ASTRA-sim
+(extern/graph_frontend/chakra, et_feeder): control dependencies record the caller, and may form cycles. In files by
+switchml they are the order on a lane.
 """
 
 import math
@@ -22,7 +22,7 @@ from emulator.traces.workload import Workload
 from switchml.errors import TraceError
 
 SHOWN, LONGEST_NAME = 4, 40
-"""How many nodes a sentence names, and how many letters of each."""
+"""Maximum number of nodes listed in a sentence, and of characters of each."""
 _STREAM_OF: dict[int, str] = {
     pb.COMM_COLL_NODE: "collectives",
     pb.COMM_SEND_NODE: "sends",
@@ -36,7 +36,8 @@ _KINDS: dict[int, Kind] = {
 
 
 def read_chakra(paths: list[Path]) -> Workload:
-    """The workload of one file a rank. Ranks of a group that have no file are taken to do what the others do."""
+    """Read the workload from one file per rank. Ranks of a group without a file are assumed to do the same as the
+    others."""
     return _Building(one_a_rank(map(load, paths))).workload()
 
 
@@ -89,7 +90,7 @@ class _Building:
         return Workload(self._builder.build(), strides, self._world, self._assumptions())
 
     def _stream(self, trace: ChakraTrace, what: str, lane: object) -> int:
-        """The stream of a rank for what is done there."""
+        """Return the stream of a rank for an activity."""
         key = (trace.rank, what if lane is None else f"{what} {lane}")
         if key not in self._streams:
             self._streams[key] = self._builder.add_stream(self._place[trace.rank], key[1], Order.READY)
@@ -104,14 +105,14 @@ class _Building:
         return self._builder.add_op_type(node.name, flops=flops, bytes=size, seconds=seconds)
 
     def _exchange(self, trace: ChakraTrace, node: Node, source: bool) -> tuple[int, int]:
-        """The op type and the transfer of a communication node."""
+        """Return the op type and the transfer of a communication node."""
         self._sources += source
         if node.type == pb.COMM_COLL_NODE:
             ranks = tuple(trace.groups.get(str(node.attr.get("pg_name", "")), ())) or self._all
             about: tuple = (ranks,)
         else:
             ends = [int(node.attr.get("comm_src", trace.rank)), int(node.attr.get("comm_dst", trace.rank))]
-            # What a receive does not say about its own end, its file does.
+            # A receive may omit its own end, which is the file's rank.
             ends[node.type == pb.COMM_RECV_NODE] = trace.rank
             ranks, about = tuple(sorted(set(ends))), (*ends, int(node.attr.get("comm_tag", 0)))
             if missing := [rank for rank in ranks if rank not in self._place]:
@@ -151,7 +152,7 @@ class _Building:
 
 
 def _is_timeless(node: Node) -> bool:
-    """Whether a node that computes or copies does not say how much."""
+    """Return whether a compute or copy node has neither duration nor size."""
     if node.type in (pb.MEM_LOAD_NODE, pb.MEM_STORE_NODE):
         return not node.attr.get("tensor_size")
     sizes = node.attr.get("num_ops") or node.attr.get("tensor_size")
@@ -172,18 +173,19 @@ def _some(nodes: list[str]) -> str:
 
 
 def _stride(ranks: tuple[int, ...]) -> int:
-    """How far apart neighbours are; where they are not all the same, the widest."""
+    """Return the distance between adjacent ranks; if they differ, the largest."""
     return max((after - before for before, after in pairwise(sorted(ranks))), default=1)
 
 
 def _sequence(node: Node, counted: int) -> int:
-    """A node's number among the communications of its group: in our files an attribute, in others the order."""
+    """Return a node's number among the communications of its group: an attribute in files by switchml, the order in
+    others."""
     ours = node.attr.get("switchml.event")
     return int(ours[INTEGERS.index("sequence")]) if ours else counted
 
 
 def _through_sends(node: Node, by_id: dict[int, Node]) -> set[int]:
-    """What a node waits for; in place of sends, what these wait for."""
+    """Return the dependencies of a node; sends are replaced by their dependencies."""
     waits_for, seen, open_deps = set(), set(), list(node.deps)
     while open_deps:
         dep = open_deps.pop()

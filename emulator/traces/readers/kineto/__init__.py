@@ -1,1 +1,1 @@
-"""Traces of PyTorch's profiler (Kineto) and of its ExecutionTraceObserver."""
+"""Readers for traces of PyTorch's profiler (Kineto) and of its ExecutionTraceObserver."""

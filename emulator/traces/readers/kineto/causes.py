@@ -1,6 +1,6 @@
-"""What comes before what in a Kineto trace, besides the order on a lane: launches before kernels, forward operators
-before backward ones, calls before collectives, backward's thread within `backward()`, and what streams and threads wait
-for. CUDA's profiler can record the latter (`cuda_sync`); else it is inferred from c10d, where times agree.
+"""Dependencies in a Kineto trace, in addition to the order on a lane: launches before kernels, forward operators before
+backward ones, calls before collectives, backward's thread within `backward()`, and waits of streams and threads. CUDA's
+profiler can record the latter (`cuda_sync`); otherwise they are inferred from c10d, where times are consistent.
 """
 
 import numpy as np
@@ -10,13 +10,13 @@ from emulator.traces.readers.kineto.events import BY_HOST
 from emulator.traces.readers.kineto.reading import Reading
 
 _SLACK_S = 2e-6
-"""Old traces round to whole microseconds."""
+"""Old traces are rounded to whole microseconds."""
 
 
 def find_causes(reading: Reading, launch: dict[int, int], more: list[tuple[int, int]]) -> tuple[np.ndarray, int]:
-    """int32 (causes, 2), as `RankTrace.causes`, each pair once; and how many of them are inferred: the order between
-    streams in traces without CUDA's own records of it. `launch`: communication → the host event that set it going;
-    `more`: (effect, cause) that others know of."""
+    """Return int32 (causes, 2) for `RankTrace.causes`, without duplicates, and the number of inferred ones: the order
+    between streams in traces without CUDA's own records of it. `launch`: communication → the host event that launched
+    it; `more`: additional (effect, cause) pairs."""
     waits, lane = _Waits(reading), reading.events.lane
     inferred = waits.inferred()
     called = [pair for pair in launch.items() if lane[pair[0]] != lane[pair[1]]]
@@ -33,11 +33,12 @@ def find_causes(reading: Reading, launch: dict[int, int], more: list[tuple[int, 
 
 
 def _forward_backward(reading: Reading) -> np.ndarray:
-    """int64 (pairs, 2): forward and backward operators, by the profiler's arrows, else by sequence numbers."""
+    """Return pairs of forward and backward operators, int64 (pairs, 2), from the profiler's arrows, else from sequence
+    numbers."""
     events, ends = reading.events, reading.table.arrows.arrays()
     if not len(ends["id"]):
         return _by_sequence(reading)
-    # An arrow's end is where an operator begins: of several the innermost, not what is wrapped around it.
+    # An arrow's end is the start of an operator: of several the innermost, not its wrappers.
     place = {}
     starts_s = (ends["ts"] - reading.first_ts) * 1e-6
     lanes = reading.lane_of_table[ends["lane"]]
@@ -52,8 +53,8 @@ def _forward_backward(reading: Reading) -> np.ndarray:
 
 
 def _by_sequence(reading: Reading) -> np.ndarray:
-    """Operators that put nothing on the tape carry the number that the next one will get, so of forward operators with
-    the same number the last one counts (as in torch/csrc/profiler/kineto_shim)."""
+    """Operators that create no autograd node carry the number of the next node, so of forward operators with the same
+    number the last one is used (as in torch/csrc/profiler/kineto_shim)."""
     rows, start_s = reading.table.autograd.arrays(), reading.events.start_s
     events = reading.row_to_event[rows["row"]]
     rows, events = {name: column[events != NONE] for name, column in rows.items()}, events[events != NONE]
@@ -66,8 +67,8 @@ def _by_sequence(reading: Reading) -> np.ndarray:
 
 
 def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
-    """On a machine with an accelerator, `backward()` runs on autograd's thread while the caller's waits: what the
-    caller did last before comes before it, what it does next comes after it."""
+    """With an accelerator, `backward()` runs on autograd's thread while the caller's thread waits: the caller's last
+    event before it is a cause, its next event an effect."""
     if not reading.lanes or reading.lanes[0].kind != LaneKind.HOST:
         return []
     events, start_s, end_s = reading.events, reading.events.start_s, reading.events.end_s
@@ -90,14 +91,14 @@ def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
 
 
 class _Waits:
-    """All pairs are (what waits, what it waits for)."""
+    """Dependencies by waiting; all pairs are (waiting event, awaited event)."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading, self._start_s, self._end_s = reading, reading.events.start_s, reading.events.end_s
         self._is_communication = reading.events.collective > 0
         self._devices = [lane for lane, what in enumerate(reading.lanes) if what.kind == LaneKind.DEVICE]
         self._events: dict[int, np.ndarray] = {}
-        """Lane → its events in order, and below when each was launched: a stream takes them in that order."""
+        """Lane → its events in order; `_launched_s` has their launch times, as a stream runs them in launch order."""
         self._launched_s: dict[int, np.ndarray] = {}
         for lane in self._devices:
             events = np.flatnonzero(reading.events.lane == lane)
@@ -106,11 +107,11 @@ class _Waits:
         self._lane_of_stream = {reading.lane_keys[lane][1]: lane for lane in self._devices}
 
     def _calls(self, word: str) -> list[int]:
-        """Runtime calls whose names have `word` in them."""
+        """Return runtime calls whose names contain `word`."""
         return self._reading.where(lambda category, name: category == "runtime" and word in name).tolist()
 
     def _last_before(self, lane: int, at_s: float) -> int | None:
-        """The last event on a stream that was launched before `at_s`."""
+        """Return the last event on a stream that was launched before `at_s`."""
         place = int(np.searchsorted(self._launched_s[lane], at_s)) - 1
         return int(self._events[lane][place]) if place >= 0 else None
 
@@ -119,7 +120,7 @@ class _Waits:
         return int(self._events[lane][place]) if place < len(self._events[lane]) else None
 
     def recorded(self) -> list[tuple[int, int]]:
-        """From `cuda_sync` events and from calls that say everything themselves."""
+        """Return waits from `cuda_sync` events and from calls that are explicit by themselves."""
         reading, pairs = self._reading, []
         records = {int(reading.correlation[call]): call for call in self._calls("EventRecord")}
         for call in self._calls("Synchronize"):
@@ -139,7 +140,7 @@ class _Waits:
         return pairs
 
     def _synchronized(self, call: int, records: dict[int, int]) -> list[int]:
-        """What a host thread waits for in a `…Synchronize`."""
+        """Return what a host thread waits for in a `…Synchronize`."""
         reading = self._reading
         at_s = float(self._start_s[call])
         sync = reading.syncs.get(int(reading.correlation[call]))
@@ -155,7 +156,7 @@ class _Waits:
         return [event for lane in lanes if (event := self._last_before(lane, at_s)) is not None]
 
     def _ended_with(self, call: int) -> list[int]:
-        """Which stream is synchronized is unknown: the one that made the call wait, if any."""
+        """Return the stream event that ended a wait for an unknown stream, if any."""
         candidates = (self._last_before(lane, self._start_s[call]) for lane in self._devices)
         made_it_wait = [
             event
@@ -165,9 +166,9 @@ class _Waits:
         return sorted(made_it_wait, key=lambda event: self._end_s[event])[-1:]
 
     def inferred(self) -> list[tuple[int, int]]:
-        """Where CUDA recorded nothing. c10d lets its stream wait for all that the caller's stream has been given so
-        far; and `Work.wait` lets the caller's stream wait for the collective, by a cudaStreamWaitEvent of its own. Of a
-        host backend, what its streams do is to copy tensors down and results up."""
+        """Return inferred waits, if CUDA recorded none. c10d makes its stream wait for all work of the caller's stream
+        so far, and `Work.wait` makes the caller's stream wait for the collective, each by a cudaStreamWaitEvent. A host
+        backend's streams copy tensors down and results up."""
         reading = self._reading
         if reading.syncs or not self._is_communication.any():
             return []
@@ -182,7 +183,7 @@ class _Waits:
             if sooner is not None and self._end_s[sooner] <= self._start_s[event] + _SLACK_S:
                 pairs.append((event, sooner))
         launched_s = np.array([self._start_s[reading.launch_of[event]] for event in ends])
-        # Those that belong to no launch of communication.
+        # Calls that belong to no launch of communication.
         for call in (call for call in self._calls("StreamWaitEvent") if self._outermost(call) not in starting):
             later = self._first_after(compute, float(self._start_s[call]))
             if later is None:
@@ -194,8 +195,8 @@ class _Waits:
         return pairs
 
     def _on_streams(self, apart_from: int) -> tuple[list[int], list[int], set[int]]:
-        """What communication does on streams other than `apart_from`, in the order of launches: where it begins, and
-        where it ends; and what on the host sets that going. A kernel is both."""
+        """Return the events by which communication starts and ends on streams other than `apart_from`, in launch order,
+        and the host events that launch them. A kernel is both."""
         reading = self._reading
         is_kernel, is_copy = self._is_communication, reading.events.what == What.COPY
         on_device = np.isin(reading.events.lane, [lane for lane in self._devices if lane != apart_from])
@@ -213,7 +214,7 @@ class _Waits:
         return begins, ends, starting
 
     def _outermost(self, event: int) -> int:
-        """The outermost of c10d's operators, or of annotations of communication, around an event."""
+        """Return the outermost c10d operator or communication annotation around an event."""
         names = ("c10d::", "record_param_comms", "nccl:")
         around = [
             one

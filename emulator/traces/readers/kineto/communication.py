@@ -1,8 +1,8 @@
-"""The communication in a Kineto trace: its events, bytes, groups and sequence numbers. Communication kernels
-(`communication_kernels.py`) run on a device stream. What NCCL's and RCCL's do stands in their arguments (since torch
-2.3), or around their launch: in `record_param_comms`, `nccl:all_reduce` or `c10d::allreduce_`. Gloo and other host
-backends work on their own threads, within an annotation such as `gloo:all_reduce`, caused by `c10d::allreduce_` on the
-caller's. With an accelerator's tensors it covers more (`staging.py`).
+"""Communication in a Kineto trace: its events, bytes, groups and sequence numbers. Communication kernels
+(`communication_kernels.py`) run on a device stream. NCCL's and RCCL's operations are described in their arguments
+(since torch 2.3), or around their launch: in `record_param_comms`, `nccl:all_reduce` or `c10d::allreduce_`. Gloo and
+other host backends work on their own threads, within an annotation such as `gloo:all_reduce`, caused by
+`c10d::allreduce_` on the caller's. With an accelerator's tensors it also covers copies (`staging.py`).
 """
 
 import json
@@ -23,23 +23,24 @@ from emulator.traces.readers.sizes import CollectiveSize, Request, Sizes, match
 from emulator.traces.readers.tables import occurrences
 
 THREADS = 4
-"""Of a host backend, which may begin so many waiting communications in any order (Gloo has two)."""
+"""Maximum number of waiting communications that a host backend's threads may start in any order (Gloo has two threads).
+"""
 
 
 @dataclass
 class Communication:
-    """What is known of a trace's communication besides what its events say."""
+    """Communication of a trace, beyond the event columns."""
 
     launch: dict[int, int] = field(default_factory=dict)
-    """Communication → the host event that set it going, where that is known."""
+    """Communication → the host event that launched it, if known."""
     groups: list[Group] = field(default_factory=list)
     backend: str = ""
     unnamed: int = 0
-    """How many do not say in which of several groups they are; they count as of the widest."""
+    """Number of collectives without a group although there are several; they are assigned to the largest."""
 
 
 def find_communication(reading: Reading) -> Communication:
-    """All communication of a trace; its events get their columns filled in."""
+    """Find all communication of a trace, and fill in the columns of its events."""
     result, groups, events = Communication(), _Groups(reading), reading.events
     for event, descriptions in [*_on_devices(reading, result), *_on_host(reading, result)]:
         kind = next((kind for each in descriptions if (kind := each.collective)), Collective.NONE)
@@ -67,7 +68,7 @@ def find_communication(reading: Reading) -> Communication:
 
 
 class _Description:
-    """How one event describes a communication: a kernel itself, an annotation or operator around its launch."""
+    """Description of a communication by one event: a kernel itself, or an annotation or operator around its launch."""
 
     def __init__(self, name: str, args: Args | None) -> None:
         self.args = args or Args()
@@ -82,7 +83,7 @@ class _Description:
         self.sends = "send" in operation.lower() if self.collective == Collective.P2P else None
 
     def sizes(self) -> tuple[float, float]:
-        """Bytes put in and got out, 0 where it does not say."""
+        """Return input and output bytes, 0 if unknown."""
         args = self.args
         if args.sent is not None or args.received is not None:
             item = item_bytes(str(args.dtype))
@@ -90,13 +91,13 @@ class _Description:
         if not args.dims or not args.types:
             return 0.0, 0.0
         if self.name.startswith("c10d::"):
-            # Lists of tensors have no type in the profile; in training they are floats.
+            # Lists of tensors have no type in the profile; they are assumed to be float32.
             return float(max((4 * count(shape) for shape in args.dims), default=0)), 0.0
         pairs = zip(args.dims, args.types, strict=False)
         return float(sum(count(shape) * item_bytes(str(kind)) for shape, kind in pairs)), 0.0
 
     def elements(self) -> int:
-        """Of the largest tensor; 0 where it does not say."""
+        """Return the elements of the largest tensor; 0 if unknown."""
         return max((int(count(shape)) for shape in self.args.dims or []), default=0)
 
 
@@ -105,7 +106,7 @@ def _described(reading: Reading, event: int) -> _Description:
 
 
 def _on_devices(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
-    """Communication kernels with their descriptions, the most reliable first."""
+    """Return communication kernels with their descriptions, the most reliable first."""
     result = []
     for event in reading.where(lambda category, name: category == "kernel" and family_of(name)).tolist():
         itself, around = _described(reading, event), []
@@ -125,7 +126,8 @@ def _on_devices(reading: Reading, communication: Communication) -> list[tuple[in
 
 
 def _on_host(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
-    """A host backend's annotations with the calls that caused them; what is known beside the profile counts first."""
+    """Return a host backend's annotations with the calls that caused them; sizes from outside the profile take
+    precedence."""
     events = reading.events
     works = reading.where(lambda _, name: BY_HOST.match(name))
     if not len(works):
@@ -157,9 +159,9 @@ def _on_host(reading: Reading, communication: Communication) -> list[tuple[int, 
 
 
 def _callers(reading: Reading, works: np.ndarray) -> dict[int, int]:
-    """Work → c10d's operator that set it going, which has the next lower record number: its own number is drawn first,
-    then, while it runs, its work's. While no execution trace is observed all numbers are 0: then the first call of a
-    kind is the cause of its first work, and so on."""
+    """Return work → the c10d operator that started it, which has the next lower record number: its own number is drawn
+    first, then, while it runs, its work's. Without an observed execution trace all numbers are 0: then the first call
+    of a kind is matched with its first work, and so on."""
     callers = reading.where(lambda _, name: C10D.match(name))
     callers = callers[np.argsort(reading.record[callers], kind="stable")]
     before = np.searchsorted(reading.record[callers], reading.record[works]) - 1
@@ -169,7 +171,7 @@ def _callers(reading: Reading, works: np.ndarray) -> dict[int, int]:
 
 
 def profiler_args(sizes: Sizes, call: CollectiveSize) -> Args:
-    """`call` in the words of the profiler."""
+    """Convert `call` to the profiler's arguments."""
     sent, received = call.bytes()
     ranks = sizes.groups.get(call.group)
     group: dict[str, Any] = {"group_ranks": ranks, "group_size": len(ranks)} if ranks else {}
@@ -179,8 +181,8 @@ def profiler_args(sizes: Sizes, call: CollectiveSize) -> Args:
 
 
 def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict[int, int]:
-    """Event → caller, the first of each collective to the first. A backend with several threads may begin two that
-    have waited in any order: so the first of the same size goes before, among those that it may have overtaken."""
+    """Match events with callers in order within each collective. A backend with several threads may start two waiting
+    calls in any order, so one of equal size is preferred among those that may have been overtaken."""
     waiting: dict[Collective, list[tuple[int, int]]] = {}
     start_s = reading.events.start_s
     for caller in callers[np.argsort(start_s[callers], kind="stable")].tolist():
@@ -207,7 +209,7 @@ def _bytes(kind: Collective, descriptions: list[_Description], ranks: int) -> fl
 
 
 def _peer(sends: bool, descriptions: list[_Description], ranks: tuple[int, ...]) -> int:
-    """The other rank of a send or receive; c10d counts it within the group."""
+    """Return the peer of a send or receive; c10d numbers it within the group."""
     for description in descriptions:
         other = description.args.destination if sends else description.args.source
         if other is not None:
@@ -221,7 +223,7 @@ def _peer(sends: bool, descriptions: list[_Description], ranks: tuple[int, ...])
 
 
 class _Groups:
-    """Communicators as they come up. Those of the file's head are known from the start."""
+    """Communicators in order of appearance. Those in the file's header are known from the start."""
 
     def __init__(self, reading: Reading) -> None:
         self.groups: list[Group] = []
@@ -246,7 +248,7 @@ class _Groups:
         return self._numbers[name]
 
     def number(self, args: Args) -> int:
-        """Of the group that `args` name, or of the default one: that of all ranks."""
+        """Return the number of the group in `args`, or of the default group of all ranks."""
         if args.group is not None:
             name = str(args.group)
             if name in self._numbers:
@@ -261,7 +263,7 @@ class _Groups:
 
 
 def _ranks(listed: Any, size: int) -> tuple[int, ...]:
-    """Ranks as a list or as its text; none where profilers have shortened it with an ellipsis."""
+    """Parse ranks from a list or its text; empty if profilers have shortened it with an ellipsis."""
     if isinstance(listed, str):
         listed = [int(number) for number in re.findall(r"\d+", listed)] if "..." not in listed else []
     if not isinstance(listed, list) or not all(str(one).isdigit() for one in listed) or (size and len(listed) != size):

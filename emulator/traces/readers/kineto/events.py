@@ -1,5 +1,5 @@
-"""What is read of a Kineto trace (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp): the fields of one
-event, and the tables that a whole file is collected in. Nothing is interpreted here.
+"""Parsed contents of a Kineto trace (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp): the fields of
+one event, and the tables that collect a whole file. Nothing is interpreted here.
 """
 
 import re
@@ -18,7 +18,7 @@ from switchml.errors import TraceError
 Value = int | float | str | None
 
 RECORDED = ("cpu_op", "user_annotation", "python_function", "runtime", "kernel", "gpu_memcpy", "gpu_memset")
-"""The categories that become events; others become one of these, by `_CATEGORIES` or `_recorded_as`."""
+"""Categories that become events; others are mapped to one of these by `_CATEGORIES` or `_recorded_as`."""
 
 _CATEGORIES = {
     "Runtime": "runtime",
@@ -27,32 +27,32 @@ _CATEGORIES = {
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-"""Names that other versions and other accelerators use (libkineto/include/ActivityType.h)."""
+"""Category names of other versions and accelerators (libkineto/include/ActivityType.h)."""
 
 _NO_WORK = re.compile(r"^Trace$|annotation$|_sync$|_event$|counters?$|_range$|profiler$|^overhead$|correlation$")
-"""Categories that repeat or measure what others say, although they may name a stream."""
+"""Categories that repeat or measure other events, although they may name a stream."""
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 BY_HOST = re.compile(r"^(gloo|mpi|ucc|switchml):(\w+)")
 BY_DEVICE = re.compile(r"^(nccl|rccl|xccl|hccl):(\w+)")
 C10D = re.compile(r"^c10d::(\w+)")
-"""Annotations and operators around communication: a host backend's, a device's, and c10d's calls."""
+"""Annotations and operators around communication: of a host backend, of a device, and c10d's calls."""
 
 
 _ANNOTATION = re.compile(
     rf"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.\w+#|DistributedDataParallel\.|{BY_HOST.pattern}|{BY_DEVICE.pattern}"
 )
-"""Spans that torch itself annotates. Until version 1.10 annotations had the category of operators."""
+"""torch's own annotations. Until version 1.10 they had the category of operators."""
 
 _OPERATORS = re.compile(r"Backward\d*$|^record_param_comms$")
-"""Operators outside of all namespaces."""
+"""Operators without a namespace."""
 
 _NOTHING = msgspec.Raw()
 
 
 class Args(msgspec.Struct, gc=False):
-    """Of an event; ROCm writes numbers as strings. Lists are decoded when wanted, to None where there is none."""
+    """Arguments of an event; ROCm writes numbers as strings. Lists are decoded on demand, to None if absent."""
 
     record: Value = msgspec.field(name="Record function id", default=None)
     sequence: Value = msgspec.field(name="Sequence number", default=None)
@@ -99,29 +99,29 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Table:
-    """A file's events, unsorted, as columns; what only few events have stands in dictionaries by row."""
+    """A file's events, unsorted, as columns; sparse fields are in dictionaries by row."""
 
     def __init__(self) -> None:
         self.columns = Columns(kind="i", lane="i", ts="d", dur="d", correlation="q", record="q")
-        self.rows = 0  # as many as the columns had
+        self.rows = 0  # number of rows after the columns were taken
         self.kinds = Numbers()  # (category, name) → number
         self.lanes = Numbers()  # (pid, tid, on a device?) → number
         self.lane_names: dict[tuple[Value, Value], str] = {}
-        self.details: dict[int, Args] = {}  # row → arguments: of communication, copies, gradients
-        self.syncs: dict[int, Args] = {}  # correlation → arguments of CUDA's own record of a wait
+        self.details: dict[int, Args] = {}  # row → arguments of communication, copies, gradients
+        self.syncs: dict[int, Args] = {}  # correlation id → arguments of CUDA's own record of a wait
         self.arrows = Columns(id="q", is_head="b", lane="i", ts="d")
-        """The ends of forward-backward arrows: where an operator begins."""
+        """Ends of forward-backward arrows, at the start of an operator."""
         self.arrow_names = Numbers()
-        self.autograd = Columns(row="i", sequence="q", is_backward="b")  # operators with a place on autograd's tape
-        self.process_names: dict[Value, list[str]] = {}  # pid → what the file calls it
-        self.skipped: dict[str, int] = {}  # category → how many events of it were left out
-        self.unpaired: list[str] = []  # names of events that begin and don't end, or end and don't begin
-        self._halves: list[Event] = []  # begins and ends
+        self.autograd = Columns(row="i", sequence="q", is_backward="b")  # operators with an autograd sequence number
+        self.process_names: dict[Value, list[str]] = {}  # pid → its names in the file
+        self.skipped: dict[str, int] = {}  # category → number of omitted events
+        self.unpaired: list[str] = []  # names of begin events without an end, or end events without a begin
+        self._halves: list[Event] = []  # begin and end events
         self._communicates = _Communicates()
         self._current = Event()
 
     def fill(self, path: Path, *, salvage: bool = False) -> ChromeFile:
-        """Read the whole of `path`; returns what is known of the file besides its events."""
+        """Read the whole of `path`; return the file with its other fields."""
         file = ChromeFile(path, Event, salvage=salvage)
         for batch in file.batches():
             self._add_all(batch, f"{path}, events {file.events - len(batch) + 1} to {file.events}")
@@ -137,7 +137,7 @@ class Table:
             raise TraceError(f"{where}: {str(event.name)[:80]!r} ({times}) is not as expected: {error}") from None
 
     def _whole(self) -> list[Event]:
-        """Events of begins and ends (`ph` B and E) nested by thread: an end closes the last begin of its name, if
+        """Combine begin and end events (`ph` B and E), nested by thread: an end closes the last begin of its name, if
         any."""
         whole, open_events = [], defaultdict[tuple[Value, Value], list[Event]](list)
         for half in sorted(self._halves, key=lambda half: _number(half.ts)):
@@ -201,7 +201,7 @@ class Table:
     def _keep(self, row: int, args: Args) -> None:
         for name in ("dims", "types", "concrete", "group_ranks"):
             raw = getattr(args, name)
-            # A Raw would keep its whole block of the file.
+            # A Raw would keep its whole block of the file alive.
             value = msgspec.json.decode(raw) if raw is not _NOTHING else None
             setattr(args, name, value if isinstance(value, list) or name == "group_ranks" else None)
         self.details[row] = args
@@ -233,14 +233,15 @@ _NO_ARGS = Args()
 
 
 def _number(time: Value) -> float:
-    """Raises TypeError, ValueError for a time that is none: then the file is refused."""
+    """Convert a time; raises TypeError or ValueError if it is none, so that the file is refused."""
     if time is None:
         raise TypeError("must be real number, not NoneType")
     return float(time)
 
 
 def _recorded_as(category: str, args: Args | None) -> str:
-    """The category in RECORDED; "": none. Host calls go by name, work on a device's stream counts as a kernel."""
+    """Return the category in RECORDED; "" for none. Host calls are recognized by name; work on a device's stream counts
+    as a kernel."""
     if (known := _CATEGORIES.get(category)) is not None:
         return known
     if category.endswith(("_runtime", "_driver")):
@@ -250,7 +251,7 @@ def _recorded_as(category: str, args: Args | None) -> str:
 
 
 class _Communicates(dict[str, bool]):
-    """Name of a kernel → whether it communicates."""
+    """Name of a kernel → whether it is a communication kernel."""
 
     def __missing__(self, name: str) -> bool:
         self[name] = known = family_of(name) is not None
@@ -259,8 +260,8 @@ class _Communicates(dict[str, bool]):
 
 @lru_cache(maxsize=1 << 16)
 def _host_category(category: str, name: str) -> str:
-    """Of an operator, "user_annotation" where it is none: one of torch's own annotations or, in the category of torch
-    1.8 and 1.9, where all are operators, a name that is neither in a namespace nor autograd's."""
+    """Return an operator's category, or "user_annotation" for an annotation of torch or, in the category of torch 1.8
+    and 1.9, where all are operators, a name that is neither in a namespace nor autograd's."""
     is_old = category == "Operator" and "::" not in name and not _OPERATORS.search(name)
     return "user_annotation" if is_old or _ANNOTATION.match(name) else "cpu_op"
 

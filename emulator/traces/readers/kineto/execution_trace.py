@@ -1,7 +1,8 @@
-"""torch's execution trace (ExecutionTraceObserver, schemas 1.0.2 to 1.1.1-chakra.0.0.4) beside a Kineto trace of the
-run. It has no times, but the tensors that each operator reads and writes; `rf_id`, the profiler's record number, joins
-the two. So what a host thread does on a storage after Gloo's collective is known to have waited for it. A transport may
-record its end some 100 µs after it woke its waiters: the collective ended when they resumed.
+"""Reads torch's execution trace (ExecutionTraceObserver, schemas 1.0.2 to 1.1.1-chakra.0.0.4) that accompanies a Kineto
+trace of the run. It has no times, but lists the tensors that each operator reads and writes; `rf_id`, the profiler's
+record number, joins the two. It shows that a host thread's access to a storage after Gloo's collective had to wait for
+it. A transport may record its end some 100 µs after it woke its waiters: the collective's end is corrected to when they
+resumed.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from emulator.traces.readers.kineto.reading import Reading
 
 _SLACK_S = 2e-6
 _LATE_S = 2e-3
-"""How much later a transport may record its end."""
+"""Maximum delay of a transport's recorded end."""
 
 
 class Attribute(msgspec.Struct):
@@ -26,7 +27,7 @@ class Attribute(msgspec.Struct):
 
 
 class Node(msgspec.Struct):
-    """An operator. Schema 1.0.2 has no objects for inputs and outputs, and `rf_id` beside them."""
+    """An operator. Schema 1.0.2 has no objects for inputs and outputs, and has `rf_id` as a direct field."""
 
     name: str = ""
     inputs: Any = None
@@ -35,15 +36,15 @@ class Node(msgspec.Struct):
     rf_id: int | None = None
 
     def record(self) -> int:
-        """The profiler's record number, -1 without one."""
+        """Return the profiler's record number, -1 without one."""
         if self.rf_id is not None:
             return self.rf_id
         return next((int(one.value) for one in self.attrs if one.name == "rf_id"), -1)
 
 
 def writes_before_reads(reading: Reading, path: Path) -> list[tuple[int, int]]:
-    """(event, event on another lane that wrote a storage that it reads), each writer and lane once; ends of transports'
-    events that were recorded late are put right in `reading`. TraceError where `path` is no execution trace."""
+    """Return (event, event on another lane that wrote a storage that it reads), once per writer and lane; also correct
+    late ends of transport events in `reading`. Raises TraceError if `path` is no execution trace."""
     events = reading.events
     event_of = {record: event for event, record in enumerate(reading.record.tolist()) if record >= 0}
     nodes = ((node.record(), node) for batch in ChromeFile(path, Node, array="nodes").batches() for node in batch)
@@ -71,13 +72,13 @@ def writes_before_reads(reading: Reading, path: Path) -> list[tuple[int, int]]:
 
 
 def _writes_inputs(name: str) -> bool:
-    """Whether an operator changes what it is given: by torch's naming (`add_`, `mul_out`), and collectives."""
+    """Return whether an operator modifies its inputs: by torch's naming (`add_`, `mul_out`), and collectives."""
     plain = name.split("(")[0]
     return plain.endswith(("_", "_out", "copy_bucket_to_grad")) or ":" in plain and "::" not in plain
 
 
 def _storages(node: Node) -> tuple[list[int], list[int]]:
-    """Numbers of the storages that a node reads and writes."""
+    """Return the numbers of the storages that a node reads and writes."""
     read, written = (list(dict.fromkeys(_tensors(side))) for side in (node.inputs, node.outputs))
     return read, written
 

@@ -1,5 +1,5 @@
-"""Traces of PyTorch's profiler (Kineto): of CPU runs, CUDA with NCCL, ROCm with RCCL. Host threads, transport threads
-and device streams become lanes; launches, forward-backward arrows and CUDA's synchronization become causes.
+"""Reads traces of PyTorch's profiler (Kineto): of CPU runs, CUDA with NCCL, ROCm with RCCL. Host threads, transport
+threads and device streams become lanes; launches, forward-backward arrows and CUDA's synchronization become causes.
 """
 
 from pathlib import Path
@@ -27,9 +27,9 @@ def read(
     execution_trace: Path | None = None,
     sizes: Sizes | None = None,
 ) -> list[RankTrace]:
-    """The traces in `path`, one for each rank in it (`processes.py`). `rank`: whose it is, if the file does not say.
-    `salvage`: of a broken file, what is before the fault. `execution_trace`: torch's, of the same run
-    (`execution_trace.py`). `sizes`: those that the profile lacks."""
+    """Read the traces in `path`, one for each rank in it (`processes.py`). `rank`: if the file does not contain it.
+    `salvage`: of a damaged file, read the part before the fault. `execution_trace`: torch's, of the same run
+    (`execution_trace.py`). `sizes`: sizes missing in the profile."""
     table = Table()
     file = table.fill(path, salvage=salvage)
     ranks = parts(path, table)
@@ -63,7 +63,7 @@ def _read_part(reading: Reading, execution_trace: Path | None) -> RankTrace:
 
 
 def _set_sizes(reading: Reading) -> None:
-    """Bytes of copies and gradients."""
+    """Set the bytes of copies and gradients."""
     events = reading.events
     for event, args in reading.details.items():
         if events.what[event] == What.COPY:
@@ -73,7 +73,8 @@ def _set_sizes(reading: Reading) -> None:
 
 
 def _steps(reading: Reading) -> np.ndarray:
-    """The profiler's steps, or one for everything. A last one in which nothing is done is the profiler's end."""
+    """Return the profiler's steps, or a single one for everything. A last one without work is the profiler's end and is
+    omitted."""
     events = reading.events
     host = np.array([lane.kind == LaneKind.HOST for lane in reading.lanes])[events.lane]
     first: dict[int, int] = {}

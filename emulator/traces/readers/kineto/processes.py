@@ -1,5 +1,5 @@
-"""Whose events are whose in one file: of merged profiles, and of one process whose accelerators each communicate as a
-rank (DataParallel). Each rank becomes a part: its threads' events and its device's streams. A process that only
+"""Assigns the events of one file to ranks: of merged profiles, and of one process whose accelerators each communicate
+as a rank (DataParallel). Each rank becomes a part: its threads' events and its device's streams. A process that only
 computes on several accelerators is one rank.
 """
 
@@ -25,19 +25,20 @@ class Part:
     """One rank's share of a table."""
 
     columns: dict[str, np.ndarray]
-    """Those of the table, without the others' rows."""
+    """The table's columns, restricted to this rank's rows."""
     rows: np.ndarray
-    """int64 (events,): each one's row in the table."""
+    """int64 (events,): each event's row in the table."""
     rank: int | None = None
-    """None: the only part, which is whatever the file says."""
+    """None: the only part; the rank is determined from the file."""
     count: int = 1
-    """Parts of the file."""
+    """Number of parts of the file."""
     note: str = ""
-    """How its rank became known."""
+    """How its rank was determined."""
 
 
 def launches(correlation: np.ndarray, is_call: np.ndarray, is_work: np.ndarray) -> np.ndarray:
-    """int64 (events,): of what runs on a device, `is_work`, the runtime's call with the same correlation; else NONE."""
+    """Return for device events, `is_work`, the runtime call with the same correlation id, int64 (events,); else
+    NONE."""
     launch = np.full(len(correlation), NONE, np.int64)
     calls, works = (np.flatnonzero((correlation >= 0) & chosen) for chosen in (is_call, is_work))
     calls = calls[np.argsort(correlation[calls], kind="stable")]
@@ -49,7 +50,7 @@ def launches(correlation: np.ndarray, is_call: np.ndarray, is_work: np.ndarray) 
 
 
 def parts(path: Path, table: Table) -> list[Part]:
-    """The ranks in a table, which is empty thereafter. TraceError where whose events are whose can't be told."""
+    """Return the ranks in a table, which is empty thereafter. Raises TraceError if events can't be assigned."""
     columns = table.columns.arrays()
     table.rows, table.columns = len(columns["kind"]), Columns()
     owners = _Owners(path, table, columns)
@@ -62,7 +63,7 @@ def parts(path: Path, table: Table) -> list[Part]:
             shares.append((mine, pid, devices[0] if devices else owners.device(mine)))
             continue
         for place, device in enumerate(devices):
-            # What no communication runs on is the first one's.
+            # Streams without communication belong to the first device.
             others = owners.on_device & np.isin(owners.pid, [owners.number[one] for one in devices if one != device])
             elsewhere = owners.on_device & (owners.pid != owners.number[device]) if place else others
             shares.append((mine & ~elsewhere, None, device))
@@ -76,7 +77,7 @@ def parts(path: Path, table: Table) -> list[Part]:
 
 
 class _Owners:
-    """Which process each row of a table belongs to. Arrays (rows,)."""
+    """Process of each row of a table. Arrays (rows,)."""
 
     def __init__(self, path: Path, table: Table, columns: dict[str, np.ndarray]) -> None:
         self._path, self._columns = path, columns
@@ -97,7 +98,7 @@ class _Owners:
         self.owner = np.zeros(len(lane), np.int64)
 
     def processes(self) -> list[Value]:
-        """The pids of the processes, in the order of the file; fills `owner` where there are several."""
+        """Return the pids of the processes, in file order; fill in `owner` if there are several."""
         for is_host in (self._is_operator, self._is_call):
             numbers, first = np.unique(self.pid[is_host], return_index=True)
             if len(numbers):
@@ -116,8 +117,8 @@ class _Owners:
         return [self._pids[number] for number in numbers]
 
     def _claim(self, numbers: np.ndarray) -> None:
-        """Owners of what runs on devices: the process that launched it. Where several count their launches alike, the
-        one that it stands next to in the file, if they stand one after the other."""
+        """Assign device events to the process that launched them. Where several number their launches equally, to the
+        adjacent process in the file, if processes are in sequence."""
         columns, host = self._columns, np.flatnonzero(~self.on_device)
         open_rows = np.flatnonzero(self.on_device)
         callers = [
@@ -141,11 +142,11 @@ class _Owners:
             self.owner[open_rows[~known & (self.pid[open_rows] == device)]] = owners[0]
 
     def communicating(self, mine: np.ndarray) -> list[Value]:
-        """The devices on which a process communicates."""
+        """Return the devices on which a process communicates."""
         return self._sorted(self._communicates & mine & self.on_device)
 
     def device(self, mine: np.ndarray) -> Value:
-        """The first that it works on."""
+        """Return the first device of a process."""
         return next(iter(self._sorted(mine & self.on_device)), None)
 
     def _sorted(self, chosen: np.ndarray) -> list[Value]:
@@ -160,7 +161,8 @@ class _Owners:
 
 
 def _ranks(table: Table, shares: list[tuple[np.ndarray, Value, Value]]) -> tuple[list[int], str]:
-    """The rank of each part, by what the file calls its process, else by its device, else by its place; and which."""
+    """Return the rank of each part by the process's name in the file, else by its device, else by its position; and
+    which of these was used."""
     named = [_RANK.search(" ".join([str(pid), *table.process_names.get(pid, [])])) for _, pid, _ in shares]
     if len({int(each[1]) for each in named if each}) == len(shares):
         return [int(each[1]) for each in named if each], "by the names of its processes"

@@ -1,4 +1,4 @@
-"""A Kineto file's events as sorted arrays, on lanes, with their launches."""
+"""Events of a Kineto file as sorted arrays, on lanes, with their launches."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _DEPTH |= {"kernel": 4, "gpu_memcpy": 4, "gpu_memset": 4}
 
 
 class Reading:
-    """A filled table on its way to a `RankTrace`. Arrays (events,) are sorted as `events` are."""
+    """A filled table being converted to a `RankTrace`. Arrays (events,) are sorted like `events`."""
 
     def __init__(
         self, path: Path, table: Table, file: ChromeFile, part: Part, rank: int | None, sizes: Sizes | None = None
@@ -45,7 +45,7 @@ class Reading:
         category = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)[columns["kind"]]
         calls, works = category == _DEPTH["runtime"], category == _DEPTH["kernel"]
         possible, self.notes = check_times(columns, [name for _, name in self.kinds], calls, works)
-        """Of times, by their name in `RankTrace.about`."""
+        """Notes on times, by their key in `RankTrace.about`."""
         if not possible.all():
             columns = {name: column[possible] for name, column in columns.items()}
             rows = rows[possible]
@@ -53,10 +53,10 @@ class Reading:
             raise TraceError(f"{path}: {self._nothing()}")
         self.names = Numbers()
         self.first_ts = float(columns["ts"].min())
-        self.lane_of_table = self._lanes(columns)  # int32: a lane of the table → its place in `lanes`
+        self.lane_of_table = self._lanes(columns)  # int32: table lane → index in `lanes`
 
         lane = self.lane_of_table[columns["lane"]]
-        # Rounded to whole microseconds, an operator and what it calls may begin and end together.
+        # Rounded to whole microseconds, an operator and its callees may begin and end together.
         depth = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)
         order = np.lexsort((columns["record"], depth[columns["kind"]], -columns["dur"], columns["ts"], lane))
         self.kind, self.record, self.correlation = (columns[name][order] for name in ("kind", "record", "correlation"))
@@ -73,19 +73,19 @@ class Reading:
             duration_s=columns["dur"][order] * 1e-6,
         )
         self.row_to_event = np.full(table.rows, NONE, np.int64)
-        """int64 (rows of the table,): NONE for those that are no event of this rank."""
+        """int64 (rows of the table,): event of each row, NONE for rows that are no event of this rank."""
         self.row_to_event[rows[order]] = np.arange(len(order))
-        del columns  # sorted copies are all that is needed from here on
+        del columns  # only the sorted copies are needed from here on
         calls = self.launch_of[self.launch_of != NONE]
-        self.events.what[calls[self.events.what[calls] == What.COMPUTE]] = What.LAUNCH  # whatever it is called
+        self.events.what[calls[self.events.what[calls] == What.COMPUTE]] = What.LAUNCH  # whatever its name
         events = ((int(self.row_to_event[row]), args) for row, args in table.details.items())
         self.details: dict[int, Args] = {event: args for event, args in events if event != NONE}
         self.syncs = table.syncs if part.count == 1 else {}
-        """CUDA's own records of waits; ranks in one file may number theirs alike."""
+        """CUDA's own records of waits; not used with several ranks in one file, as their numbers may collide."""
         self.rank, self.world_size = self._whose(rank)
 
     def _nothing(self) -> str:
-        """Why there are no events."""
+        """Return why there are no events."""
         if "dropped" in self.notes:
             return f"no event has a time that can be: {self.notes['dropped']}"
         if self.file.broken:
@@ -97,7 +97,8 @@ class Reading:
         return "it has no events: was the profiler's schedule ever active?"
 
     def _lanes(self, columns: dict[str, np.ndarray]) -> np.ndarray:
-        """Make `lanes`: hosts, the one with profiler steps first, transports, devices; return each table lane's."""
+        """Build `lanes`: hosts, the one with profiler steps first, transports, devices; return the index of each table
+        lane."""
         names = self.table.lane_names
         keys = list(self.table.lanes)
         others = self._compute_spans(columns, len(keys))
@@ -121,8 +122,8 @@ class Reading:
         return place
 
     def _compute_spans(self, columns: dict[str, np.ndarray], lanes: int) -> np.ndarray:
-        """int64 (lanes of the table,): spans other than annotations of communication, but for what lies within one and
-        for calls of a runtime, which a backend's thread makes before and after."""
+        """Return the number of spans on each table lane that are not communication annotations, int64 (lanes of the
+        table,), excluding those within one, and runtime calls that a backend's thread makes before and after."""
         communicators = np.array([bool(_COMMUNICATOR.match(name)) for _, name in self.kinds])[columns["kind"]]
         calls = np.array([category == "runtime" for category, _ in self.kinds])[columns["kind"]]
         counts = ~communicators
@@ -136,7 +137,7 @@ class Reading:
         return np.bincount(columns["lane"], counts, lanes)
 
     def _whose(self, rank: int | None) -> tuple[int, int]:
-        """Rank and world size, from the caller, the file, or its name."""
+        """Return rank and world size, from the caller, the file, or its name."""
         if self.part.rank is not None:
             if rank is not None:
                 raise TraceError(f"{self.path} has {self.part.count} ranks; --rank is for a file of one")
@@ -159,26 +160,26 @@ class Reading:
         return whole(rank), check_ranks(self.path, whole(world))
 
     def unix_ns(self, at_s: float) -> float:
-        """Unix time of a moment of the trace."""
+        """Return the Unix time of a time in the trace."""
         return whole(self.header.get("baseTimeNanoseconds")) + self.first_ts * 1e3 + at_s * 1e9
 
     @cached_property
     def launch_of(self) -> np.ndarray:
-        """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""
+        """int64 (events,): for a device event, the runtime call on the host that launched it; else NONE."""
         return launches(self.correlation, self.depth == _DEPTH["runtime"], self.depth == _DEPTH["kernel"])
 
     def name(self, event: int) -> str:
-        """Of an event."""
+        """Return the name of an event."""
         return self.kinds[self.kind[event]][1]
 
     def where(self, is_meant: Callable[[str, str], Any]) -> np.ndarray:
-        """int64: the events whose category and name are meant."""
+        """Return the events whose category and name satisfy `is_meant`, int64."""
         kinds = [number for number, kind in enumerate(self.kinds) if is_meant(*kind)]
         return np.flatnonzero(np.isin(self.kind, kinds))
 
 
 def _what(category: str, name: str) -> int:
-    """By category and name alone; communication is found later."""
+    """Classify an event by category and name; communication is determined later."""
     if category == "gpu_memcpy":
         return What.COMPUTE if "DtoD" in name else What.COPY
     if category in ("kernel", "gpu_memset"):

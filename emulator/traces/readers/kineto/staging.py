@@ -1,5 +1,5 @@
 """Host backends with an accelerator's tensors, such as Gloo: one annotation covers the wait for the copy to the host,
-the communication, and the launch of the copy back. Only what is in between counts as communication.
+the communication, and the launch of the copy back. Only the middle part counts as communication.
 """
 
 import dataclasses
@@ -11,14 +11,14 @@ from emulator.traces.readers.tables import in_order, table
 
 _SLACK_S = 2e-6
 _LATE_S = 5e-5
-"""By which an agent may note the end of a collective after a thread has gone on."""
+"""Maximum delay with which an agent may log the end of a collective after a waiting thread has resumed."""
 _OF_TRAINING = ("ProfilerStep", "autograd::engine")
-"""Beginnings of names that only threads which train have."""
+"""Name prefixes that occur only on training threads."""
 
 
 def without_copies(trace: RankTrace) -> RankTrace:
-    """`trace` with each communication of a transport that waits for a device, or launches work on one, cut down to what
-    is in between. Its thread's own calls become scopes; causes lead past them."""
+    """Return `trace` with each transport communication that waits for a device, or launches work on one, reduced to the
+    part in between. Calls of its thread become scopes; causes bypass them."""
     events = trace.events
     start_s, end_s, what = events.start_s.copy(), events.end_s, events.what.copy()
     lane_kind = trace.lane_kind
@@ -48,8 +48,8 @@ def without_copies(trace: RankTrace) -> RankTrace:
 
 
 def by_agents(trace: RankTrace) -> RankTrace:
-    """`trace` with the same causes where our own agents communicate: one thread waits for copies down and submits,
-    others launch copies up once a collective is over. What such threads call becomes scopes."""
+    """Return `trace` with the equivalent causes for communication by switchml agents: one thread waits for copies down
+    and submits, others launch copies up once a collective has ended. Calls of such threads become scopes."""
     events, end_s = trace.events, trace.events.end_s
     lane_kind = trace.lane_kind
     works = np.flatnonzero((lane_kind == LaneKind.TRANSPORT) & (events.what == What.COLLECTIVE))
@@ -72,7 +72,8 @@ def by_agents(trace: RankTrace) -> RankTrace:
 
 
 def _copies_down(trace: RankTrace, works: np.ndarray, start_s: np.ndarray) -> np.ndarray:
-    """int64 (pairs, 2): copies that the call behind each of `works` launched, and that work, if it began later."""
+    """Return copies launched by the call that launched each of `works`, and that work, if it began later, int64 (pairs,
+    2)."""
     events = trace.events
     cause, caused = trace.causes.astype(np.int64).T
     lane_kind = trace.lane_kind
@@ -87,7 +88,8 @@ def _copies_down(trace: RankTrace, works: np.ndarray, start_s: np.ndarray) -> np
 
 
 def _inside(parent: np.ndarray, outer: np.ndarray, *, itself: bool = False) -> np.ndarray:
-    """int64 (events,): the innermost of the events `outer` that encloses each, or that it is if `itself`; else NONE."""
+    """Return the innermost of the events `outer` that encloses each event, or equals it if `itself`, int64 (events,);
+    else NONE."""
     is_outer = np.zeros(len(parent), bool)
     is_outer[outer] = True
     within: list[int] = []

@@ -1,5 +1,5 @@
-"""Times that can't be: profilers have written kernels of another century, that last less than nothing or that begin
-before their launch. Such events are left out, by name; where all of a device's clock is off, its times are shifted.
+"""Detects impossible times: profilers have written kernels with absurd timestamps, negative durations, or a start
+before their launch. Such events are omitted, with a note; if a device's whole clock is off, its times are shifted.
 """
 
 from collections import Counter
@@ -10,20 +10,20 @@ from emulator.traces.events import NONE
 from emulator.traces.readers.kineto.processes import launches
 
 LONGEST_US = 3.6e9
-"""Longer than that nothing in a profile lasts, and nobody profiles an idle program."""
+"""Maximum duration of an event, and maximum gap without any event."""
 SLACK_US = 2.0
-"""Old traces round to whole microseconds."""
+"""Old traces are rounded to whole microseconds."""
 ALIKE_US = 50.0
-"""Events that precede their launches by nearly the same have one cause, a clock that is off."""
+"""If several events precede their launches by nearly the same time, the clock is off."""
 _MOST_NAMES = 3
 
 
 def check_times(
     columns: dict[str, np.ndarray], names: list[str], is_call: np.ndarray, is_work: np.ndarray
 ) -> tuple[np.ndarray, dict[str, str]]:
-    """Which events have times that can be, bool (events,), and what was done, by the name of its note in
-    `RankTrace.about`. `columns`: as of `Table`; a device's clock is put right in them. `names`: by kind. `is_call`,
-    `is_work`: bool (events,), runtime calls and what runs on a device."""
+    """Return which events have possible times, bool (events,), and notes on corrections by their key in
+    `RankTrace.about`. `columns`: of `Table`; a device's clock is corrected in them. `names`: by kind. `is_call`,
+    `is_work`: bool (events,), runtime calls and device events."""
     possible, dropped, notes = np.ones(len(columns["ts"]), bool), [], {}
 
     def drop(chosen: np.ndarray, why: str, of_one: str) -> None:
@@ -59,7 +59,7 @@ def _dropped(count: int, kinds: Counter[str], why: str) -> str:
 
 
 def _far_off(ts: np.ndarray, possible: np.ndarray, on_host: np.ndarray) -> np.ndarray:
-    """bool (events,): not within an hour of another of those where most of the host's are."""
+    """Return events that are not within an hour of the cluster that contains most of the host's, bool (events,)."""
     order = np.argsort(np.where(possible, ts, np.nan), kind="stable")[: np.count_nonzero(possible)]
     if not len(order):
         return np.zeros(len(ts), bool)
@@ -70,8 +70,8 @@ def _far_off(ts: np.ndarray, possible: np.ndarray, on_host: np.ndarray) -> np.nd
 
 
 def _before_launch(ts: np.ndarray, launch: np.ndarray) -> tuple[np.ndarray, float]:
-    """bool (events,): single ones that begin before their launches; and by how much the device's clock is off, 0
-    where it is not."""
+    """Return single events that begin before their launches, bool (events,), and the offset of the device's clock, 0 if
+    it is correct."""
     works = np.flatnonzero(launch != NONE)
     lead_us = ts[launch[works]] - ts[works]
     order = np.argsort(-lead_us, kind="stable")
