@@ -16,12 +16,12 @@ PEER_TIMEOUT_S = 10
 
 def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bystander):
     beside = bystander(aggregator)
+    bystanders = aggregator.status().dataplane.slots_allocated
     for victim, transport in ((1, "udp"), (0, "shm")):
         trio = ranks(3)
         join_ranks(trio, aggregator.address, "victims", transport=transport)
         slots = aggregator.job("victims").slots
-        assert slots in (2048, 4096)  # the second with two parts
-        assert aggregator.status().dataplane.slots_allocated == 4096 + slots  # 4096 of the bystander
+        assert aggregator.status().dataplane.slots_allocated == bystanders + slots > bystanders > 0
         for rank in trio:
             rank.send("endless", numel=BIG)
         wait_for_traffic(aggregator, "victims")
@@ -30,7 +30,7 @@ def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bysta
             answer = rank.next(PEER_TIMEOUT_S)
             assert (answer["error"], answer["ranks"]) == ("PeerLost", [victim]), answer
             assert f"rank {victim} " in answer["message"]
-        until(lambda: aggregator.status().dataplane.slots_allocated == 4096)  # the bystander's
+        until(lambda: aggregator.status().dataplane.slots_allocated == bystanders)
         failed = aggregator.job("victims")
         assert failed.state == "failed" and [r.state for r in failed.ranks].count("lost") == 1
         beside.more()
