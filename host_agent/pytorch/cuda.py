@@ -95,26 +95,33 @@ class CudaStaging:
             note = f", piece {number} of {len(pieces)} of {numel:,} elements" if len(pieces) > 1 else ""
             done = work.part_with(partial(_copy_up, into, results[:, begin:end], up))
             call = partial(call_agent, host, into, end - begin, note, done)
-            self.when_landed(landed, work, partial(_resumed, recording.launch(), number > 1, call))
+            self.when_landed(landed, work, call, continues=number > 1)
 
-    def when_landed(self, landed: torch.cuda.Event | None, work: AllReduceWork, call: Callable[[], None]) -> None:
-        """Make `call` in order, once a copy has completed; if the copy fails, report the failure of a part of
-        `work`."""
+    def when_landed(
+        self, landed: torch.cuda.Event, work: AllReduceWork, call: Callable[[], None], continues: bool
+    ) -> None:
+        """Make `call` in order, once a copy has completed; if the copy fails, report the failure of a part of `work`.
+        `continues`: in recordings, it belongs to the call before."""
 
         def task() -> None:
             try:
-                if landed is not None:
-                    landed.synchronize()
-            except RuntimeError as error:  # a kernel of the caller failed
+                landed.synchronize()
+            except RuntimeError as error:  # a kernel of the caller's failed
                 work.part_done(error)
             else:
                 call()
 
-        self._landed.put(task)
+        self.call(task, continues)
 
-    def call(self, task: Callable[[], None]) -> None:
-        """Run a task of the caller in order with the queued calls."""
-        self._landed.put(task)
+    def call(self, task: Callable[[], None], continues: bool = False) -> None:
+        """Run a task of the caller in order; in recordings, what it submits belongs to the caller's span."""
+        launch = recording.launch()
+
+        def resumed() -> None:
+            with recording.resumed(launch, continues):
+                task()
+
+        self._landed.put(resumed)
 
     def on_side(self, tensor: torch.Tensor) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Context in which the side stream for results on a tensor's device is current."""
@@ -150,11 +157,6 @@ def _stream(streams: dict[torch.device, torch.cuda.Stream], device: torch.device
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
     return streams[device]
-
-
-def _resumed(launch: int, continues: bool, call: Callable[[], None]) -> None:
-    with recording.resumed(launch, continues):
-        call()
 
 
 def _pinned(like: torch.Tensor) -> torch.Tensor:

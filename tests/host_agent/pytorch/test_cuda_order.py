@@ -190,7 +190,9 @@ def test_a_piece_is_summed_while_the_next_comes_down(groups, model, monkeypatch)
             monkeypatch.setattr(
                 staging,
                 "when_landed",
-                lambda landed, *rest: queue(SimpleNamespace(synchronize=noted("landed", landed.synchronize)), *rest),
+                lambda landed, *rest, **named: queue(
+                    SimpleNamespace(synchronize=noted("landed", landed.synchronize)), *rest, **named
+                ),
             )
         group.allreduce([x]).wait()
 
