@@ -56,7 +56,7 @@ _DISAGREEMENTS = {
 }
 
 
-_MOST_TASKS = TASKS - 2
+_MAX_TASKS = TASKS - 2
 """Maximum number of running tasks when a call begins, which adds two more, its data and its seal: so no task record is
 reused before its call is reported."""
 _EXPLAIN_S = 1.5
@@ -269,7 +269,7 @@ class Core(CallQueue[TaskCall]):
             while (
                 self._queue
                 and not self.is_stopped
-                and self.worker.outstanding < _MOST_TASKS
+                and self.worker.outstanding < _MAX_TASKS
                 and self._start(self._queue[0], now)
             ):
                 self._queue.popleft()
@@ -321,7 +321,7 @@ class Core(CallQueue[TaskCall]):
             return False
         request, blocks = call.request, call.sparse.blocks
         is_sparse = call.sparse.mode == "on"
-        if call.sparse.mode == "auto" and request.numel >= density.LEAST_BLOCKS * blocks.block:
+        if call.sparse.mode == "auto" and request.numel >= density.MIN_BLOCKS * blocks.block:
             kind = self._densities.kind(call.dtype, request.numel, blocks)
             if kind.is_awaited:
                 return False

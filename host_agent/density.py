@@ -21,7 +21,7 @@ LOOK_EVERY = 16
 """Tensors of a kind from one sampled result to the next."""
 SPARSE_BELOW = 0.9
 """Union density above which index words and first rounds cost more than skipped blocks save."""
-LEAST_BLOCKS = 64
+MIN_BLOCKS = 64
 """Tensors of fewer blocks are sent dense under `auto`: they take one round trip either way."""
 _SAMPLES = 1024
 _KINDS = 4096

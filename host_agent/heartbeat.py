@@ -14,7 +14,7 @@ IDLE_TURNS = 10
 with those that wait."""
 ANSWER_TURNS = 6
 """Turns until a ping's answer is overdue: three times TCP's minimum retransmission timeout."""
-MOST_ANSWER_TURNS = 100
+MAX_ANSWER_TURNS = 100
 """Maximum of that limit: after this time gRPC's own pings detect a loss (PEER_TIMEOUT_S of
 switchml/control/channel.py)."""
 
@@ -54,7 +54,7 @@ class Heartbeat:
             self._asked += 1
             if self._asked <= self._answer_turns:
                 return Beat.CALM
-            self._answer_turns = min(2 * self._answer_turns, MOST_ANSWER_TURNS)
+            self._answer_turns = min(2 * self._answer_turns, MAX_ANSWER_TURNS)
             return Beat.LOST
         self._quiet += 1
         if self._quiet < (QUIET_TURNS if is_waiting else IDLE_TURNS):

@@ -18,7 +18,7 @@ from host_agent.core import DENSE_ONLY
 from host_agent.loop import warm_up
 from switchml import units
 from switchml.control import client
-from switchml.control.membership import MOST_PARTS, Resumption
+from switchml.control.membership import MAX_PARTS, Resumption
 from switchml.control.secret import is_beyond_loopback
 from switchml.control.v2_pb2 import StatusReply
 from switchml.errors import ConfigError, JoinError
@@ -139,7 +139,7 @@ class Joined:
         }
 
 
-def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[Joined]:
+def join(address: str, options: Options, most_parts: int = MAX_PARTS) -> list[Joined]:
     """Join a job at one aggregator: its parts (docs/protocol.md, section 7), which share a session. Raises JoinError,
     ConfigError."""
     options, sparse = _resolved(options)

@@ -21,11 +21,11 @@ import numpy as np
 if TYPE_CHECKING:
     from host_agent.packet_log import PacketLog  # importing compiled code takes a while
 
-MOST_PACKETS = 1 << 20
+MAX_PACKETS = 1 << 20
 """Default capacity of a packet log (32 MiB of memory, which is only used as records are written)."""
 
 
-LEAST_CHUNK_BYTES = 256
+MIN_CHUNK_BYTES = 256
 """No chunk but the last of a call is shorter."""
 LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
 """Names of spans: submitting an all-reduce (with its number after #), waiting for one, and waiting for all of DDP's."""
@@ -87,7 +87,7 @@ class AgentLog:
         with self._lock:
             if _thread.continues and last >= 0 and self.calls[last].launch == _thread.launch:
                 whole = self.calls[last]
-                self._piece_of[tensor] = last, whole.bytes // LEAST_CHUNK_BYTES + tensor - last
+                self._piece_of[tensor] = last, whole.bytes // MIN_CHUNK_BYTES + tensor - last
                 whole.bytes, whole.done, whole.failed = whole.bytes + nbytes, 0, True
                 self._pending[last] += 1
                 return
@@ -176,7 +176,7 @@ _current: Recording | None = None
 _launches = itertools.count()
 
 
-def start(most_packets: int = MOST_PACKETS, span: Span = nullcontext) -> Recording:
+def start(most_packets: int = MAX_PACKETS, span: Span = nullcontext) -> Recording:
     """Record all agents of this process, each with at most `most_packets` packets; `span(name)` creates a profiler
     span. There is one recording at a time: an earlier one ends."""
     global _current

@@ -28,9 +28,9 @@ from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, 
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.worker import elements_per_chunk
 
-LEAST_SHARD = 32
+MIN_SHARD = 32
 """Minimum number of packets for each of several aggregators that makes splitting a call worthwhile."""
-LEAST_PART = 2048
+MIN_PART = 2048
 """The minimum for each thread of one aggregator: below 4 MiB two parts were not always faster than one, as measured on
 two cores."""
 _GAUGES = ("rtt_s", "rto_s", "busy_s")
@@ -45,7 +45,7 @@ def split_addresses(addresses: str) -> list[str]:
     return listed
 
 
-def parts_of(numel: int, per_chunk: int, shards: int, least: int = LEAST_SHARD) -> list[tuple[int, int]]:
+def parts_of(numel: int, per_chunk: int, shards: int, least: int = MIN_SHARD) -> list[tuple[int, int]]:
     """(first element, count) of each shard's part, split at multiples of `per_chunk`; empty unless each has `least`
     chunks."""
     chunks = -(-numel // per_chunk)
@@ -119,7 +119,7 @@ class ShardedAgent(Agent):
                 raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
             fmt = FORMATS[format_of(dtype, request.wire or self.wire)]
             per_chunk = elements_per_chunk(fmt, self._payload_bytes, self.world_size)
-            parts = parts_of(numel, per_chunk, len(self._agents), LEAST_SHARD if self._addresses else LEAST_PART)
+            parts = parts_of(numel, per_chunk, len(self._agents), MIN_SHARD if self._addresses else MIN_PART)
         with self._order:
             self._calls += numel > 0
             shards = list(range(len(parts)))

@@ -38,7 +38,7 @@ UNPACKED_BYTES = 8 << 20
 """Size to which any compressed file may unpack."""
 UNPACKED_RATIO = 200
 _LARGEST_MEMBERS = 1000
-_MOST_DOTS = 100
+_MAX_DOTS = 100
 """Maximum number of dots in a key of TOML: tomllib's time grows with their square."""
 _DAMAGE = (
     ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
@@ -125,8 +125,8 @@ def read_json(path: Path | str, error: type[SwitchMLError] = ConfigError, *, lim
 def read_toml(path: Path | str) -> dict[str, Any]:
     """The contents of a TOML file. Raises ConfigError with the file and the cause."""
     text = read_text(path, limit=LARGEST_TOML_BYTES)
-    if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=,{}\[\]\n]", text)):
-        raise ConfigError(f"{path}: a key or text has more than {_MOST_DOTS} dots, the limit")
+    if any(part.count(".") > _MAX_DOTS for part in re.split(r"[=,{}\[\]\n]", text)):
+        raise ConfigError(f"{path}: a key or text has more than {_MAX_DOTS} dots, the limit")
     try:
         table = tomllib.loads(text)
     except RecursionError:

@@ -8,7 +8,7 @@ from functools import cache
 
 from switchml.errors import ConfigError
 
-MOST_TRIED = 50_000
+MAX_TRIED = 50_000
 """Search limit, in paths and sets of cycles; the cube mesh of a DGX-1 takes a few thousand."""
 Links = tuple[tuple[int, ...], ...]
 """Two accelerators of a node, and the number of links between them."""
@@ -29,7 +29,7 @@ def ring_rates(links: Links, ranks: int) -> float:
 
 
 def _check(tried: Iterator[int]) -> None:
-    if next(tried) > MOST_TRIED:
+    if next(tried) > MAX_TRIED:
         raise ConfigError("links join too many accelerators to look for all rings: give group_bytes_per_s")
 
 

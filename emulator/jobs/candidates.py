@@ -22,11 +22,11 @@ PyTorch/Classification/ConvNets/resnet50v1.5, mixed precision)."""
 TOKENS = 8192
 """Largest micro-batch of language models in tokens: enough for large GEMMs. Also the batch per accelerator where the
 split is chosen."""
-MOST_TOKENS = 16 * 2**20
+MAX_TOKENS = 16 * 2**20
 """Largest chosen batch in tokens: Llama 3 405B's (Dubey et al. 2024, section 3.4.1)."""
 PER_STAGE = 4
 """Micro-batches per pipeline stage, so that the bubble is a fifth or less."""
-MOST_STAGES = 64
+MAX_STAGES = 64
 SPLIT = ("tp", "pp", "ep", "cp", "zero")
 """Options of the split: if any is given, the others keep their defaults unless the job does not fit."""
 CHOSEN = (
@@ -99,7 +99,7 @@ class OpenJob:
 
     def _deeper(self, tp: int, wide: bool) -> Iterator[list[Shape]]:
         assert isinstance(self.model, Transformer)
-        most = min(self.model.layers, MOST_STAGES)
+        most = min(self.model.layers, MAX_STAGES)
         for pp in [self.job.pp] if "pp" in self.given else _divisors(self.job.gpus // tp, most):
             if not self.job.gpus // tp % pp:
                 yield list(self._deep(tp, pp, wide))
@@ -175,11 +175,11 @@ class OpenJob:
 
     def _batch(self) -> int:
         """Return the global batch of a job whose split is chosen: the given micro-batch or TOKENS per accelerator, at
-        most MOST_TOKENS in total."""
+        most MAX_TOKENS in total."""
         micro, tokens = self.job.micro_batch, self.job.sample_tokens(self.model)
         each = micro if "micro_batch" in self.given else max(1, TOKENS // tokens)
         whole = self.job.gpus * each
-        few = [size for size in _divisors(whole, max(1, MOST_TOKENS // tokens)) if size % micro == 0]
+        few = [size for size in _divisors(whole, max(1, MAX_TOKENS // tokens)) if size % micro == 0]
         return few[-1] if few else micro
 
 

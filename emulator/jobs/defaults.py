@@ -9,8 +9,8 @@ from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model
 
 SHOWN = ("gpus", "batch", "micro_batch", "sequence", "precision", "optimizer", "recompute", "allreduce")
-LEAST_MFU = 0.1
-MOST_MFU = 0.75
+MIN_MFU = 0.1
+MAX_MFU = 0.75
 """Published jobs stay well below; Megatron-LM's README reports up to 0.47 on H100."""
 SLOWER = 1.02
 
@@ -39,9 +39,9 @@ def batch_text(job: Job, assumed: Container[str]) -> str:
 def warnings(costed: CostedJob, mfu: float, parts: Mapping[str, float]) -> list[str]:
     """Return warnings about implausible results, each with a likely cause. `parts`: seconds of an iteration by part."""
     lines, job = [], costed.job
-    if mfu > MOST_MFU:
+    if mfu > MAX_MFU:
         lines.append(f"model FLOPs utilization is {mfu:.1%}, more than published jobs reach: don't trust this estimate")
-    if 0 < mfu < LEAST_MFU:
+    if 0 < mfu < MIN_MFU:
         part = max(parts, key=lambda name: parts[name])
         share = parts[part] / sum(parts.values())
         lines.append(

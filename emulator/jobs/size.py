@@ -13,7 +13,7 @@ from switchml.errors import BudgetSpent, ConfigError
 BYTES_PER_OP = 100
 """Peak memory per op of graph, costs and replay together: 81 measured on 29.5 million operations (GPT-3 175B on 16,384
 accelerators, `--fold tensor`), plus a margin."""
-MOST_OPS = 2**31 - 1
+MAX_OPS = 2**31 - 1
 """Largest int32."""
 STEP_S = 2e-9
 RANK_STEPS = 30_000
@@ -53,7 +53,7 @@ class Budget:
 
     def check_ops(self, ops: float) -> None:
         """Raise ConfigError or BudgetSpent where a pipeline's graph is already too large."""
-        if ops > MOST_OPS or ops * BYTES_PER_OP > self.memory_bytes:
+        if ops > MAX_OPS or ops * BYTES_PER_OP > self.memory_bytes:
             raise ConfigError(
                 f"a pipeline of this job has more than {int(ops):,} operations; playing them needs more than "
                 f"{_size(ops * BYTES_PER_OP)}, but {_size(self.memory_bytes)} are free. {_ADVICE.capitalize()}"
@@ -65,7 +65,7 @@ class Budget:
         fits into memory."""
         count = ops * data * tensor
         self.check_steps(RANK_STEPS * job.pp * data * tensor, f"a graph of {job.pp * data * tensor:,} ranks")
-        if count <= MOST_OPS and _needed(job, ops, data * tensor) <= self.memory_bytes:
+        if count <= MAX_OPS and _needed(job, ops, data * tensor) <= self.memory_bytes:
             return
         folded = [("tensor-parallel ranks (--fold tensor)", job.dp)] if tensor > 1 else []
         folded += [("data-parallel ranks, too (--fold all)", 1)] if data > 1 else []

@@ -31,7 +31,7 @@ Value = int | float | str
 Point = dict[str, Value]
 Row = dict[str, Any]
 
-MOST_POINTS = 100_000
+MAX_POINTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def _range(text: str, values_text: str) -> list[Value]:
     values: list[Value] = []
     while first <= last * (1 + 1e-12):
         values.append(first)
-        if len(values) > MOST_POINTS:
-            raise ConfigError(f"sweep {text!r} has more than {MOST_POINTS} values")
+        if len(values) > MAX_POINTS:
+            raise ConfigError(f"sweep {text!r} has more than {MAX_POINTS} values")
         first = first * step if is_factor else first + step
     return values
 
@@ -101,8 +101,8 @@ def points(axes: Sequence[Axis]) -> list[Point]:
         if names.count(name) > 1:
             raise ConfigError(f"two sweeps of {name!r}")
     count = math.prod(len(axis.values) for axis in axes)
-    if count > MOST_POINTS:
-        raise ConfigError(f"this sweep has {count:,} points; at most {MOST_POINTS:,} are allowed")
+    if count > MAX_POINTS:
+        raise ConfigError(f"this sweep has {count:,} points; at most {MAX_POINTS:,} are allowed")
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
 
 

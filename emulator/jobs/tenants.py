@@ -28,8 +28,8 @@ from switchml.errors import ConfigError
 SHARES = ("all", "fabric", "slots")
 ITERATIONS = 3
 """Simulated iterations of the slowest job; the others run equally long."""
-MOST_ITERATIONS = 200
-MOST_OPS = 20_000_000
+MAX_ITERATIONS = 200
+MAX_OPS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def together(
     routed = [_routed(one, own, fabric, links) for one, own in zip(crowded, nodes, strict=True)]
 
     wanted = [1 + math.ceil(ITERATIONS * max(alone_s) / own_s) for own_s in alone_s]
-    affordable = [max(2, MOST_OPS // len(crowded) // len(one.played.graph.ops)) for one in crowded]
-    times = [min(MOST_ITERATIONS, *each) for each in zip(wanted, affordable, strict=True)]
+    affordable = [max(2, MAX_OPS // len(crowded) // len(one.played.graph.ops)) for one in crowded]
+    times = [min(MAX_ITERATIONS, *each) for each in zip(wanted, affordable, strict=True)]
     whole = [repeat(one.played.graph, costs, count) for one, costs, count in zip(crowded, routed, times, strict=True)]
     graph, costs = merge([graph for graph, _ in whole], [costs for _, costs in whole])
     graph = dataclasses.replace(graph, job_names=list(names))

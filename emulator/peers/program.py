@@ -9,13 +9,13 @@ from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 
-MOST_STEPS = 200_000
+MAX_STEPS = 200_000
 """Maximum number of steps recorded per iteration; a script without an optimizer has a single iteration."""
 NOT_RECORDED = -1
 
 
 class Program:
-    """The script's steps: compute, start of a collective, wait for collectives; at most MOST_STEPS."""
+    """The script's steps: compute, start of a collective, wait for collectives; at most MAX_STEPS."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[Any, ...]] = []
@@ -24,20 +24,20 @@ class Program:
         """Record compute time."""
         if self.steps and self.steps[-1][0] == "compute":
             seconds += self.steps.pop()[1]
-        if len(self.steps) < MOST_STEPS:
+        if len(self.steps) < MAX_STEPS:
             self.steps.append(("compute", seconds))
 
     def call(self, line: int, ranks: tuple[int, ...], operation: str, size_bytes: float, seconds: float) -> int:
         """Record the start of a collective on communicator `line`; return the step's number. Numbers are stable: only
         consecutive compute steps are merged."""
-        if len(self.steps) >= MOST_STEPS:
+        if len(self.steps) >= MAX_STEPS:
             return NOT_RECORDED
         self.steps.append(("call", line, ranks, operation, size_bytes, seconds))
         return len(self.steps) - 1
 
     def wait(self, calls: list[int]) -> None:
         """Record a wait for the collectives of these steps."""
-        if len(self.steps) < MOST_STEPS:
+        if len(self.steps) < MAX_STEPS:
             self.steps.append(("wait", tuple(calls)))
 
     def graph(self, ranks: list[int], pace: np.ndarray) -> tuple[Graph, Costs]:

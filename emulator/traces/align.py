@@ -26,15 +26,15 @@ from emulator.traces.events import COMMUNICATION, RankTrace, WireWhat
 from emulator.traces.readers.tables import Numbers
 from switchml.errors import TraceError
 
-LEAST_DRIFT_S = 20.0
+MIN_DRIFT_S = 20.0
 """Shorter traces do not show clock drift: at 50 ppm that is a millisecond."""
 WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
 """Cost per second of violated causality, relative to a second of difference between ends."""
-MOST_TRANSFERS = 2000
+MAX_TRANSFERS = 2000
 MIDDLE_ERROR = 1 / 6
 """Error of the middle between two bounds, relative to their distance: as observed in captures on one machine."""
-LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 5e-4
+MIN_ERROR_S, MIN_END_ERROR_S = 1e-6, 5e-4
 """Lower limits of the errors of clock differences: from messages; from spans of collectives, whose threads wake up
 systematically later on some hosts."""
 
@@ -85,7 +85,7 @@ def align(traces: Sequence[RankTrace]) -> Clocks:
         missing = "nothing in the traces tells how the clocks of their hosts differ: they are taken as they are"
         return replace(none, assumptions=[missing])
     since_s = float(np.median(at_s))
-    theta, rate = _solve(observations, count, since_s, with_drift=np.ptp(at_s) >= LEAST_DRIFT_S)
+    theta, rate = _solve(observations, count, since_s, with_drift=np.ptp(at_s) >= MIN_DRIFT_S)
     error_s = max(observations.errors_s, default=0.0)
     about = [f"clocks of hosts are aligned to about {error_s * 1e3:.1f} ms"] if error_s > WORTH_SAYING_S else []
     return Clocks(theta[hosts], rate[hosts], since_s, error_s, about)
@@ -117,10 +117,10 @@ def _observe_messages(
         if hosts[i] == hosts[j]:
             continue
         a, b, errors_s = int(hosts[i]), int(hosts[j]), []
-        for there, back in both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
+        for there, back in both_ways(ends[i], ends[j], MIN_DRIFT_S / 2):
             # arrived at j − left at i ≥ θ_i − θ_j, and vice versa.
             observations.bounds += [(a, b, there.at_s, there.elapsed_s), (b, a, back.at_s, back.elapsed_s)]
-            errors_s.append(max(abs(there.elapsed_s + back.elapsed_s) * MIDDLE_ERROR, LEAST_ERROR_S))
+            errors_s.append(max(abs(there.elapsed_s + back.elapsed_s) * MIDDLE_ERROR, MIN_ERROR_S))
             at_s = (there.at_s + back.at_s) / 2
             observations.differences.append((a, b, at_s, (there.elapsed_s - back.elapsed_s) / 2, errors_s[-1]))
         if errors_s:
@@ -139,7 +139,7 @@ def _observe_transfers(
             row = (host, start_s + from_s, start_s + from_s + duration_s, size)
             met[key_of(trace, event, ambiguous)].append(row)
     several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
-    every = max(1, len(several) // MOST_TRANSFERS)
+    every = max(1, len(several) // MAX_TRANSFERS)
     pairs: dict[tuple[int, int], list[tuple[float, ...]]] = defaultdict(list)
     for members in several[::every]:
         begun: dict[int, float] = {}
@@ -164,9 +164,9 @@ def _observe_pair(observations: _Observations, a: int, b: int, rows: np.ndarray)
     """Add estimates from the collectives of two hosts and return their error; rows (size, begun at a, done at a, begun
     at b, done at b)."""
     size, begun_a, done_a, begun_b, done_b = rows.T
-    if np.ptp(done_a) >= LEAST_DRIFT_S:
+    if np.ptp(done_a) >= MIN_DRIFT_S:
         ends_s = done_b - done_a
-        error_s = max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)
+        error_s = max(_error_of_median_s(ends_s), MIN_END_ERROR_S)
         each_s = error_s * len(rows)
         observations.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
         return error_s
@@ -175,11 +175,11 @@ def _observe_pair(observations: _Observations, a: int, b: int, rows: np.ndarray)
         mine = size == one
         ends_s = (done_b - done_a)[mine]
         there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
-        estimates.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
-        estimates.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
+        estimates.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), MIN_ERROR_S)))
+        estimates.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, MIN_ERROR_S)))
     values_s, errors_s = np.array(estimates).T
     shares = errors_s**-2.0
-    error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
+    error_s = max(float(shares.sum() ** -0.5), MIN_END_ERROR_S)
     observations.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
     return error_s
 

@@ -11,7 +11,7 @@ import numpy as np
 from emulator.traces.events import LaneKind, What
 from emulator.traces.segments import Segments
 
-MOST_DIFFERENT = 0.05
+MAX_DIFFERENT = 0.05
 """Maximum share of different segments, and of host or device time, for iterations to count as similar."""
 
 
@@ -43,12 +43,12 @@ def _is_most(segments: Segments, common: np.ndarray) -> bool:
     """Return whether the common segments include all communication, and nearly all host and device time."""
     rest = np.ones(len(segments), bool)
     rest[common] = False
-    if rest.sum() > MOST_DIFFERENT * len(rest) or np.any(rest & (segments.lane_kind == LaneKind.TRANSPORT)):
+    if rest.sum() > MAX_DIFFERENT * len(rest) or np.any(rest & (segments.lane_kind == LaneKind.TRANSPORT)):
         return False
     duration_s = segments.end_s - segments.start_s
     return all(
         duration_s[rest & (segments.lane_kind == kind)].sum()
-        <= MOST_DIFFERENT * duration_s[segments.lane_kind == kind].sum()
+        <= MAX_DIFFERENT * duration_s[segments.lane_kind == kind].sum()
         for kind in (LaneKind.HOST, LaneKind.DEVICE)
     )
 
@@ -56,7 +56,7 @@ def _is_most(segments: Segments, common: np.ndarray) -> bool:
 def _pairs(first: list[int], second: list[int], what: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return the indexes of common elements of both sequences, int64 (2, common); `what` and `other` are the `What` of
     their members. Waits are matched first, then everything between them, as short calls may move across a wait."""
-    most = int(2 * MOST_DIFFERENT * max(len(first), len(second)))
+    most = int(2 * MAX_DIFFERENT * max(len(first), len(second)))
     waits, its = np.flatnonzero(what == What.SYNC), np.flatnonzero(other == What.SYNC)
     common = _common([first[one] for one in waits], [second[one] for one in its], most)
     ends = [(-1, -1), *zip(waits[common[:, 0]].tolist(), its[common[:, 1]].tolist(), strict=True)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import NONE, Events, LaneKind, Pings, RankTrace, What, Wire
-from emulator.traces.limits import LONGEST_S, MOST_BYTES, MOST_RANKS
+from emulator.traces.limits import LONGEST_S, MAX_BYTES, MAX_RANKS
 from switchml.errors import TraceError
 
 _DTYPES = {Events: "iiiffiiiiifb", Wire: "fiiiiii", Pings: "fib"}
@@ -43,13 +43,13 @@ class _Checks:
 
     def ranks(self) -> None:
         trace = self.trace
-        self._expect(0 <= trace.rank < MOST_RANKS, f"its rank is {trace.rank}, expected 0 to {MOST_RANKS - 1}")
+        self._expect(0 <= trace.rank < MAX_RANKS, f"its rank is {trace.rank}, expected 0 to {MAX_RANKS - 1}")
         world = trace.world_size
-        self._expect(0 <= world <= MOST_RANKS, f"its job has {world} ranks; the limit is {MOST_RANKS:,}")
+        self._expect(0 <= world <= MAX_RANKS, f"its job has {world} ranks; the limit is {MAX_RANKS:,}")
         self._within("the epoch", np.array([trace.epoch_s]), -LONGEST_S, LONGEST_S)
         for group in trace.groups:
-            known = all(0 <= rank < MOST_RANKS for rank in group.ranks)
-            self._expect(known, f"group {group.name!r} has a rank that is not from 0 to {MOST_RANKS - 1}")
+            known = all(0 <= rank < MAX_RANKS for rank in group.ranks)
+            self._expect(known, f"group {group.name!r} has a rank that is not from 0 to {MAX_RANKS - 1}")
         for event in trace.gradient_names:
             self._expect(0 <= event < len(trace.events), f"event {event}, which has a gradient's name, does not exist")
 
@@ -65,7 +65,7 @@ class _Checks:
                 self._expect(len(column) == len(table), f"{name} has {len(column)} rows, others {len(table)}")
         if (wire := self.trace.wire) is not None:
             self._within("the time of packet", wire.at_s, -LONGEST_S, LONGEST_S)
-            self._within("the size of packet", wire.bytes, 0, MOST_BYTES)
+            self._within("the size of packet", wire.bytes, 0, MAX_BYTES)
         if (pings := self.trace.pings) is not None:
             self._within("the time of message", pings.at_s, -LONGEST_S, LONGEST_S)
 
@@ -76,11 +76,11 @@ class _Checks:
         self._within("the lane of event", events.lane, 0, len(trace.lanes))
         self._within("the start of event", events.start_s, -LONGEST_S, LONGEST_S)
         self._within("the duration of event", events.duration_s, 0, LONGEST_S)
-        self._within("the size of event", events.bytes, 0, MOST_BYTES)
+        self._within("the size of event", events.bytes, 0, MAX_BYTES)
         self._within("the collective of event", events.collective, 0, len(Collective))
         self._within("the group of event", events.group, NONE, len(trace.groups))
         self._within("the number of event", events.sequence, NONE, 1 << 62)
-        self._within("the peer of event", events.peer, NONE, MOST_RANKS)
+        self._within("the peer of event", events.peer, NONE, MAX_RANKS)
         self._within("the parent of event", events.parent, NONE, len(events))
         self._expect((events.parent < np.arange(len(events))).all(), "an event's parent comes after it")
         self._expect((np.diff(events.lane) >= 0).all(), "its events are not sorted by lane")

@@ -30,11 +30,11 @@ from emulator.traces.segments import Segments
 from switchml.errors import TraceError
 
 MEAN = -1
-LEAST_GAP_S = 1e-7
+MIN_GAP_S = 1e-7
 """Shortest gap: below the resolution of profilers."""
 _KINDS = list(Kind)
 BACKLOG = "work of earlier iterations"
-MOST_LAUNCHING = 16
+MAX_LAUNCHING = 16
 """Maximum number of concurrent launches for one stream of a device."""
 
 
@@ -76,7 +76,7 @@ def join(traces: Sequence[RankTrace] | Job, *, iteration: int | None = None) -> 
     number = used[0] if len(used) == 1 else MEAN
     iteration_s = float(np.mean([duration_s[step] for step in used]))
     ahead_s = [float(np.mean([steps.ahead_s(step) for step in used])) for steps in job.steps]
-    if max(ahead_s) > LEAST_GAP_S:
+    if max(ahead_s) > MIN_GAP_S:
         assumptions.append(f"hosts are up to {max(ahead_s) * 1e3:.3g} ms ahead of their devices as an iteration begins")
     joined = _Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, iteration_s, assumptions)
     checks.check(joined.graph)
@@ -196,7 +196,7 @@ class _Assembly:
 
     def _begun(self, place: int, timing: RankTiming) -> RankTiming:
         """Remove the host work that a rank's host, running ahead of its devices, has already done when they begin."""
-        if not self.ahead_s or self.ahead_s[place] <= LEAST_GAP_S:
+        if not self.ahead_s or self.ahead_s[place] <= MIN_GAP_S:
             return timing
         plan, steps = self.plan, self.plan.job.steps[place]
         began_s = steps.begin_s(plan.step) - float(plan.job.origin_s(plan.step)[place])
@@ -247,7 +247,7 @@ class _Assembly:
             column.tolist() for column in (timing.gap_s, timing.duration_s, timing.start_s, timing.end_s)
         )
         # Ops are numbered in lane order; a gap directly precedes its segment.
-        has_gap = timing.gap_s > LEAST_GAP_S
+        has_gap = timing.gap_s > MIN_GAP_S
         number = np.empty(len(segments), np.int64)
         number[order] = len(rows) + np.arange(len(order)) + np.cumsum(has_gap[order])
         launches = self._launch_streams(place, timing, has_gap & (timing.is_latency > 0.5))
@@ -303,9 +303,9 @@ class _Assembly:
         free: dict[int, list[tuple[float, int]]] = defaultdict(list)  # by lane: (end of use of a stream, stream)
         for one in rank.order[is_latency[rank.order]].tolist():
             lane = int(rank.segments.lane[one])
-            if free[lane] and free[lane][0][0] <= from_s[one] + LEAST_GAP_S:
+            if free[lane] and free[lane][0][0] <= from_s[one] + MIN_GAP_S:
                 _, stream = heappop(free[lane])
-            elif len(free[lane]) < MOST_LAUNCHING:
+            elif len(free[lane]) < MAX_LAUNCHING:
                 name = f"launches for {rank.trace.lanes[lane].name}, {len(free[lane]) + 1}"
                 stream = self.builder.add_stream(place, name)
             else:
@@ -325,7 +325,7 @@ class _Assembly:
         events, awaited = rank.trace.events, np.unique(rank.earlier[:, 1])
         over_s = events.end_s[awaited] - origin_s
         op_of: dict[int, int] = {}
-        for lane in np.flatnonzero(steps.done_s[step - 1] - origin_s > began_s + LEAST_GAP_S).tolist():
+        for lane in np.flatnonzero(steps.done_s[step - 1] - origin_s > began_s + MIN_GAP_S).tolist():
             if lane not in streams:
                 streams[lane] = self.builder.add_stream(place, rank.trace.lanes[lane].name)
             mine = (events.lane[awaited] == lane) & (over_s > began_s)

@@ -2,15 +2,15 @@
 
 from switchml.errors import TraceError
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 LONGEST_S = 1e11
 """Largest time: some 3,000 years."""
-MOST_BYTES = 1e18
+MAX_BYTES = 1e18
 """Largest message, copy or tensor."""
 
 
 def check_ranks(source: object, count: int) -> int:
     """Return `count`; TraceError if that is more than any job's number of ranks. `source`: the file with the number."""
-    if not 0 <= count <= MOST_RANKS:
-        raise TraceError(f"{source} speaks of {count:,} ranks; the limit is {MOST_RANKS:,}")
+    if not 0 <= count <= MAX_RANKS:
+        raise TraceError(f"{source} speaks of {count:,} ranks; the limit is {MAX_RANKS:,}")
     return count

@@ -23,7 +23,7 @@ from switchml.errors import TraceError
 
 WARM_UP = 1.3
 """Iterations at the start that take longer than this multiple of the median are excluded."""
-LEAST_IDLE, AT_BEST = 3, 0.05
+MIN_IDLE, AT_BEST = 3, 0.05
 """Minimum number of kernels on an idle stream to determine the launch latency; otherwise that quantile of all kernels
 is used."""
 LONGEST_LATENCY_S = 5e-5
@@ -264,5 +264,5 @@ def _latency_s(start_s: np.ndarray, ready_s: np.ndarray, launched_s: np.ndarray)
     idle_s = after_s[launched_s[launched] > ready_s[launched]]
     if not len(after_s):
         return 0.0
-    latency_s = float(np.median(idle_s) if len(idle_s) >= LEAST_IDLE else np.quantile(after_s, AT_BEST))
+    latency_s = float(np.median(idle_s) if len(idle_s) >= MIN_IDLE else np.quantile(after_s, AT_BEST))
     return latency_s if 0 < latency_s <= LONGEST_LATENCY_S else 0.0

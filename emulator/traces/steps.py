@@ -12,11 +12,11 @@ from emulator.traces.events import NONE, LaneKind, RankTrace, What
 SLACK_S = 2e-6
 """Maximum delay of a recorded end after the start of a dependent event: old traces are rounded to whole microseconds.
 """
-LEAST_ROOM = 256
+MIN_ROOM = 256
 """Minimum capacity of a launch queue. CUDA's holds 1,024 launches (as observed in traces; undocumented)."""
 FULL = 0.98
 """Share of a queue's largest observed length from which on it counts as full."""
-LEAST_FULL = 3
+MIN_FULL = 3
 """Minimum number of launches blocked by a full queue to determine its capacity."""
 QUICK, HELD_UP = 0.1, 3
 """Quantile of launch durations taken as the unblocked one, and the ratio to it from which on a launch counts as
@@ -174,7 +174,7 @@ class Steps:
         for lane in self.trace.lanes_of(LaneKind.DEVICE):
             works = np.flatnonzero((events.lane == lane) & (self.launch != NONE))
             works = works[self.lane_kind[self.launch[works]] == LaneKind.HOST]
-            if len(works) < LEAST_ROOM:
+            if len(works) < MIN_ROOM:
                 continue
             # One launch may start several kernels (a graph's): the last of them is used.
             call, last = np.unique(self.launch[works][::-1], return_index=True)
@@ -187,7 +187,7 @@ class Steps:
             most = int(queued.max())
             held_up = (events.duration_s[call] > HELD_UP * self.issue_s) & (queued >= FULL * most)
             held_up &= done_s[ended - 1] > events.start_s[call]  # the work that made space ended during the call
-            if most < LEAST_ROOM or held_up.sum() < LEAST_FULL:
+            if most < MIN_ROOM or held_up.sum() < MIN_FULL:
                 continue
             awaited = np.where(held_up, ended, np.arange(1, len(call) + 1) - most) - 1
             waits = awaited >= 0

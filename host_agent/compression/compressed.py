@@ -209,7 +209,7 @@ STREAM_BLOCK = 32
 """Elements of a block in which selected elements are sent: a packet of 1024 bytes holds eight fused blocks."""
 GATHER_BLOCK = 256
 """Words of a block in which gathered bytes are sent: a packet of 1024 bytes."""
-LEAST_GATHER_BLOCKS = 64
+MIN_GATHER_BLOCKS = 64
 """Minimum number of blocks for a sparse stream: fewer take one round trip as a dense tensor, and two as a stream."""
 ASK_EVERY = 16
 """Number of sums of equally sized sparse vectors after which the ranks choose the route anew."""
@@ -398,7 +398,7 @@ class AgentReducer:
 
     def _add_places(self, places: Array) -> Array:
         """Sum of vectors that are mostly zeros, in the parts of other ranks."""
-        is_worth_it = self._takes_sparse and places.size >= LEAST_GATHER_BLOCKS * GATHER_BLOCK
+        is_worth_it = self._takes_sparse and places.size >= MIN_GATHER_BLOCKS * GATHER_BLOCK
         return self._add(places, block=GATHER_BLOCK if is_worth_it else 0)
 
 

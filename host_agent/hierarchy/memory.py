@@ -50,14 +50,14 @@ DIGEST, NUMEL, KIND, OVERFLOWED, MISFITS = range(5)
 its share of an integer sum overflowed; in the leader's record, the number of final sums that do not fit."""
 _HEADER_BYTES = _RANK_BYTES = 4096
 _STATE, _TEXT_LENGTH, _TEXT, _WAITS_FOR = 0, 64, 72, 4096 - V2_MAX_WORKERS
-_MOST_TEXT = 500
+_MAX_TEXT = 500
 """Maximum number of characters of a text in the header; a character takes at most six bytes, and there are two texts.
 """
 _RESULT_BYTES = BLOCK_BYTES + 64
 """Size of a result, with room for one more element, in which the hosts count overflowed sums."""
 _STRIP = 4096
 """Number of elements summed at a time, so that they stay in the cache."""
-_LEAST_SHARED = 1 << 14
+_MIN_SHARED = 1 << 14
 """Minimum number of elements of a block that the ranks sum in shares; the leader sums a smaller one alone."""
 
 
@@ -91,7 +91,7 @@ class HostMemory:
 
     def announce(self, state: int, **facts: Any) -> None:
         """On the leader: publish READY or FAILED with facts for the other ranks, and wake them."""
-        short = {name: fact[:_MOST_TEXT] if isinstance(fact, str) else fact for name, fact in facts.items()}
+        short = {name: fact[:_MAX_TEXT] if isinstance(fact, str) else fact for name, fact in facts.items()}
         text = json.dumps(short).encode()
         self._map[_TEXT : _TEXT + len(text)] = np.frombuffer(text, np.uint8)
         store_count(self._base + _TEXT_LENGTH, len(text))
@@ -200,7 +200,7 @@ class HostMemory:
 
     def _share(self, count: int) -> tuple[int, int]:
         """(first, last) element of this rank's share of a block."""
-        if count < _LEAST_SHARED:
+        if count < _MIN_SHARED:
             return (0, count) if self.index == 0 else (0, 0)
         step = -(-count // (self.ranks * 64)) * 64
         return min(self.index * step, count), min((self.index + 1) * step, count)

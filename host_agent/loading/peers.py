@@ -24,7 +24,7 @@ TIMEOUT_S = 30.0
 HANDSHAKE_S = 5.0
 """Seconds that either end waits for the other to authenticate."""
 PAUSE_S = 0.01
-MOST_STRANGERS = 64
+MAX_STRANGERS = 64
 """Maximum number of connections that have not authenticated yet; further ones are closed at once."""
 
 
@@ -88,7 +88,7 @@ class TcpPeers:
         self._outbox = Outbox()
         self._listener = Listener((host, 0), "AF_INET", backlog=64)
         self._is_closed = False
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
         self._connections: dict[int, Connection] = {}
         threading.Thread(target=self._accept, name="switchml-lender", daemon=True).start()
         self._addresses = exchange(self._listener.address)

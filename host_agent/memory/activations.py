@@ -18,7 +18,7 @@ from host_agent.memory.host import Host
 from host_agent.memory.saving import SavedTensors, has_storage, ratio
 from switchml.errors import ConfigError
 
-LEAST_BYTES = 4096
+MIN_BYTES = 4096
 """Tensors smaller than this are not compressed."""
 EVERY = 1000
 """Steps between measurements of gradients (COMET's W)."""
@@ -137,7 +137,7 @@ def compressed_activations(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     every: int = EVERY,
-    least_bytes: int = LEAST_BYTES,
+    least_bytes: int = MIN_BYTES,
     folder: str | None = None,
 ) -> CompressedActivations:
     """Compress the tensors that the model's forward passes save for backward, until the result is closed.

@@ -22,7 +22,7 @@ from host_agent.memory.parts import StoredVector, part_of, parts_of
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROW = 256
 """Number of elements that share one scale in `int8`."""
-LEAST_HALF = 2.0**-10
+MIN_HALF = 2.0**-10
 """Smallest magnitude of the largest element that `Half` accepts. float16 has ten bits down to 2^-14, so elements of a
 sixteenth of that have full precision, too."""
 LARGEST_STEP = 126.9
@@ -98,7 +98,7 @@ class Half:
             return None
         half = vector.half()
         (largest,) = yield torch.stack([part.abs().amax().float() for part in parts_of(half)]).amax().view(1)
-        return Cast(half, vector.dtype) if LEAST_HALF <= largest < float("inf") else None
+        return Cast(half, vector.dtype) if MIN_HALF <= largest < float("inf") else None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def arm() -> None:
     """Profile this process according to the environment. Errors are printed to stderr; the process must not fail
     because of them."""
     from host_agent.profile.profile import SKIP, switchml_profile
-    from host_agent.recording import MOST_PACKETS
+    from host_agent.recording import MAX_PACKETS
 
     class Armed(switchml_profile):
         """A profile whose errors never affect the script."""
@@ -52,7 +52,7 @@ def arm() -> None:
         os.environ[DIR],
         skip=int(skip),
         **steps,
-        packets=int(os.environ.get(PACKETS, MOST_PACKETS)),
+        packets=int(os.environ.get(PACKETS, MAX_PACKETS)),
         pairs=int(os.environ.get(PAIRS, 0)),
         execution_trace=os.environ.get(GRAPH, "1") != "0",
         shapes=os.environ.get(SHAPES, "0") != "0",

@@ -23,7 +23,7 @@ import torch
 from host_agent.profile import files, heap, sizes
 from host_agent.profile.capture import Capture
 from host_agent.profile.iterations import Iterations, living
-from host_agent.recording import MOST_PACKETS
+from host_agent.recording import MAX_PACKETS
 from switchml import __version__
 from switchml.errors import ConfigError
 
@@ -85,7 +85,7 @@ class switchml_profile:
         steps: int = STEPS,
         execution_trace: bool = True,
         shapes: bool = False,
-        packets: int = MOST_PACKETS,
+        packets: int = MAX_PACKETS,
         pairs: int = 0,
         by_step: bool = False,
     ) -> None:

@@ -37,7 +37,7 @@ GLOO, SWITCHML = "gloo", "switchml"
 AHEAD = {"ahead": True, "one by one": False}
 WARM_UP = 1
 LEARNING_RATE = 0.01
-MOST_DIFFERENCE = 1e-4
+MAX_DIFFERENCE = 1e-4
 """Maximum difference between the losses of both trainings, whose sums are rounded differently."""
 
 
@@ -160,8 +160,8 @@ def row_of(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
         for one in found
         for gloo, ours in zip(one["losses"][name][GLOO], one["losses"][name][SWITCHML], strict=True)
     )
-    if off > MOST_DIFFERENCE:
-        raise click.ClickException(f"{name}: losses over both differ by {off:.3g}; expected {MOST_DIFFERENCE} at most")
+    if off > MAX_DIFFERENCE:
+        raise click.ClickException(f"{name}: losses over both differ by {off:.3g}; expected {MAX_DIFFERENCE} at most")
     return {
         "gathered": name,
         "switchml_s": median(times[SWITCHML]),

@@ -33,7 +33,7 @@ log = logs.of("switchml.aggregator")
 _FRAME_BYTES = 2048
 _BATCH = 64
 """Maximum number of frames processed before the other sources are polled."""
-_MOST_HEADERS = 4096
+_MAX_HEADERS = 4096
 """Maximum number of cached headers: hosts choose their source ports, which must not exhaust memory."""
 _ETH_P_ARP = 0x0806
 _ETHERNET = struct.Struct("!6s6sH")
@@ -231,7 +231,7 @@ class RawV1:
         """Headers of a result: sent from the port that the request was sent to, to the port that it came from."""
         key = state.spec.job_id, rank, request.port, request.source_port, size
         if key not in self._headers:
-            if len(self._headers) >= _MOST_HEADERS:
+            if len(self._headers) >= _MAX_HEADERS:
                 self._headers.clear()
             ip, _ = udp.endpoint_text(int(state.endpoints[rank]))
             mac = self._macs[state.spec.job_id, rank]

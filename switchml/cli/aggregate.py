@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from switchml.aggregator.best_effort import BestEffortDataplane
     from switchml.aggregator.threads import ThreadedDataplane
 
-_MOST_THREADS = 2
+_MAX_THREADS = 2
 """Default limit: more threads did not make all-reduces faster on two cores, and use memory and ports."""
 
 
@@ -96,7 +96,7 @@ def aggregate(
         else:
             from switchml.aggregator.threads import ThreadedDataplane
 
-            most_threads = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+            most_threads = threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
             dataplane = ThreadedDataplane(threads=threads or 1, most_threads=most_threads, raw=raw, **common)
         try:
             dataplane.start()

@@ -10,7 +10,7 @@ from switchml.codecs.select import above
 from switchml.codecs.sparse import Sparsifier
 from switchml.runtime.jit import kernel
 
-_MOST_STAGES = 8
+_MAX_STAGES = 8
 _PERIOD = 5
 """Number of steps after which the number of stages is adjusted."""
 
@@ -57,7 +57,7 @@ class Sidco(Sparsifier):
             state.sent.append(chosen.size / x.size)
         if len(state.sent) == _PERIOD:
             share = float(np.mean(state.sent)) / self.ratio
-            state.count = min(max(state.count + (share > 1.2) - (share < 0.8), 1), _MOST_STAGES)
+            state.count = min(max(state.count + (share > 1.2) - (share < 0.8), 1), _MAX_STAGES)
             state.sent.clear()
         return chosen
 

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MOST_QUEUES = 2
-MOST_WORDS = 80
+MAX_QUEUES = 2
+MAX_WORDS = 80
 """Maximum characters of a call's description shown to others."""
 
 
@@ -92,4 +92,4 @@ def _contradiction(reports: Mapping[int, Report], rank: int) -> str:
 
 def _shown(what: str) -> str:
     """An untrusted description, sanitized for a message."""
-    return "".join(character for character in what[:MOST_WORDS] if character.isprintable()) or "a collective"
+    return "".join(character for character in what[:MAX_WORDS] if character.isprintable()) or "a collective"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from switchml.control.dataplane import Address, PartSpec
 from switchml.control.membership import MIN_SLOTS
-from switchml.protocol.packet import MOST_BLOCKS
+from switchml.protocol.packet import MAX_BLOCKS
 from switchml.protocol.pool_state import parts_of
 
 KEY_BYTES = 16
@@ -40,16 +40,16 @@ def default_slots(workers: int, queues: int = 1, *, large_packets: bool = False)
 LARGE_SLOTS = 64
 """Slots of a queue with large packets: those of a rank, and the results, then fit a core's second-level cache. More
 rounds in flight exceed it, fewer make ranks wait (measured with 16 to 512, and 2, 4 and 8 ranks)."""
-MOST_MEMORY_BYTES = 128 << 20
+MAX_MEMORY_BYTES = 128 << 20
 """Maximum memory of the packets and results that a job's ranks and its aggregator share."""
 
 
 def large_bytes(workers: int, slots: int, payload_bytes: int) -> int:
     """Data bytes of the large packets of a job whose ranks all share memory with the aggregator; 0 if the memory does
     not suffice for packets larger than others."""
-    size = MOST_BLOCKS * payload_bytes
+    size = MAX_BLOCKS * payload_bytes
     while size > payload_bytes and (
-        2 * (workers + 1) * slots * size > MOST_MEMORY_BYTES or not parts_of(workers, slots, size)
+        2 * (workers + 1) * slots * size > MAX_MEMORY_BYTES or not parts_of(workers, slots, size)
     ):
         size //= 2
     return size if size > payload_bytes else 0

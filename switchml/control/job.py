@@ -10,7 +10,7 @@ from switchml.control.agreement import Reports
 from switchml.control.dataplane import JobCounters
 from switchml.control.membership import JoinRequest
 
-_CALLS, _MOST_COUNTS = re.compile(r"[a-z_]{1,20}(/gloo)?"), 32
+_CALLS, _MAX_COUNTS = re.compile(r"[a-z_]{1,20}(/gloo)?"), 32
 """Pattern of the names of collectives, and of a loader's counters, that a rank may report, and their maximum number."""
 Count = TypeVar("Count", int, float)
 
@@ -82,6 +82,6 @@ class Job:
 
 
 def _known(counts: Mapping[str, Count]) -> dict[str, Count]:
-    """The allowed counts, at most _MOST_COUNTS in order of names."""
+    """The allowed counts, at most _MAX_COUNTS in order of names."""
     names = [name for name in sorted(counts) if _CALLS.fullmatch(name) and math.isfinite(counts[name])]
-    return {name: counts[name] for name in names[:_MOST_COUNTS]}
+    return {name: counts[name] for name in names[:_MAX_COUNTS]}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from switchml.control import membership, resuming
-from switchml.control.agreement import MOST_QUEUES, Report
+from switchml.control.agreement import MAX_QUEUES, Report
 from switchml.control.allocation import count_parts, default_slots, draw_parts, fit_slots, large_bytes
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.job import Job, Member
@@ -189,7 +189,7 @@ class JobRegistry:
     def waiting(self, ticket: int, part: int, report: Report) -> list[Notice]:
         """Handle a report of a rank whose call stalls: end the job if the ranks called different collectives."""
         job = self._job_of.get(ticket)
-        if job is None or job.state == "forming" or part >= membership.MOST_PARTS or len(report.queues) != job.queues:
+        if job is None or job.state == "forming" or part >= membership.MAX_PARTS or len(report.queues) != job.queues:
             return []
         reason = job.reports.add(part, self._member(job, ticket).request.rank, report)
         return self._fail(job, membership.Disagreement(reason)) if reason else []
@@ -418,7 +418,7 @@ class JobRegistry:
         free = capacity - self.slots_allocated
         clients = sum(other.slots for other in self.live if other.client == job.client)
         if self.dataplane.collectives:
-            job.queues = min(MOST_QUEUES, *(max(member.request.queues, 1) for member in job.members.values()))
+            job.queues = min(MAX_QUEUES, *(max(member.request.queues, 1) for member in job.members.values()))
         most = min(len(member.request.addresses) for member in job.members.values())
         requested = resuming.slots(job) or self.slots
         parts = self.dataplane.parts_for(count_parts(most, requested or capacity))

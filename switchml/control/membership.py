@@ -21,9 +21,9 @@ MAX_SLOTS = 1 << 16
 """Bounds of a job's pool; a pool is a power of two so that slot = seq mod S survives the wrap of seq
 (docs/protocol.md section 2).
 """
-MOST_PARTS = 16
+MAX_PARTS = 16
 """Maximum number of data addresses of a rank."""
-MOST_EPOCHS = 1024
+MAX_EPOCHS = 1024
 """Maximum number of times that a job may move to another aggregator."""
 MAX_NAME = 200
 CONTROL_ONLY = "none"
@@ -131,8 +131,8 @@ class JoinRequest:
             raise _invalid(f"MAC address {self.mac:x}: expected one of 48 bits")
         if self.is_control_only:
             return
-        if len(self.addresses) > MOST_PARTS:
-            raise _invalid(f"{len(self.addresses)} data addresses: expected {MOST_PARTS} at most")
+        if len(self.addresses) > MAX_PARTS:
+            raise _invalid(f"{len(self.addresses)} data addresses: expected {MAX_PARTS} at most")
         for address in self.addresses:
             check_address(address)
         if len(set(self.addresses)) < len(self.addresses):
@@ -146,8 +146,8 @@ class JoinRequest:
                 )
             if self.resumption.has_no_result and any(map(any, rounds)):
                 raise _invalid("rounds that have results, of a rank that has none: expected zeros")
-            if not 1 <= self.resumption.epoch < MOST_EPOCHS or len(self.resumption.former_tags) >= MOST_EPOCHS:
-                raise _invalid(f"epoch {self.resumption.epoch}: expected 1 to {MOST_EPOCHS - 1}")
+            if not 1 <= self.resumption.epoch < MAX_EPOCHS or len(self.resumption.former_tags) >= MAX_EPOCHS:
+                raise _invalid(f"epoch {self.resumption.epoch}: expected 1 to {MAX_EPOCHS - 1}")
 
 
 def _invalid(message: str) -> Refused:

@@ -22,7 +22,7 @@ COLOURS = {
 color-blind readers can distinguish, and greys)."""
 PALETTE = ("#4477aa", "#d2556a", "#228833", "#b3a125", "#aa3377", "#2e9bc0", "#5d6670")
 """Colors of other names, in order of use."""
-MOST_SVG = 4000
+MAX_SVG = 4000
 """Maximum marks of a chart drawn as SVG, which prints well; larger charts are drawn as a bitmap, which is faster."""
 _UNITS = {
     "s": "format(datum.value, '~s') + 's'",
@@ -221,7 +221,7 @@ def timeline(
                 "encoding": {"y": y, "x": {"field": "at", **time}, "order": {"field": "n", "type": "quantitative"}},
             }
         )
-    renderer = "svg" if len(values) <= MOST_SVG else "canvas"
+    renderer = "svg" if len(values) <= MAX_SVG else "canvas"
     return {**_ROWS, "height": 19 * len(lanes), "layer": layers, "usermeta": {"renderer": renderer}}
 
 
@@ -391,5 +391,5 @@ def points(
             mark = {"type": "text", "align": align, "dx": dx, "style": "label", "clip": True, "tooltip": None}
             encoding = {"x": x, "y": y, "text": {"field": label}}
             layers.append({"data": {"values": list(values)}, "mark": mark, "encoding": encoding})
-    renderer = "svg" if len(values) <= MOST_SVG else "canvas"
+    renderer = "svg" if len(values) <= MAX_SVG else "canvas"
     return {"width": "container", "height": 420, "layer": layers, "usermeta": {"renderer": renderer}}

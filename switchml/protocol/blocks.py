@@ -22,7 +22,7 @@ from switchml.runtime.memory import signed8, u8_at
 def next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Address) -> int:
     """Mode of the next round, of all blocks; the exponents that they use are written to `codes`. Repeating a block that
     does not need another round gives the same sums."""
-    slot, mine, n = w.slots[index], w.codes[index], wire_format.MOST_BLOCKS
+    slot, mine, n = w.slots[index], w.codes[index], wire_format.MAX_BLOCKS
     me, task = w.scalars[0], task_at(w, slot.task)
     identity = me.identity
     _, _, count = elements_of(task, slot.chunk)
@@ -65,7 +65,7 @@ def next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Addre
 def store_blocks(w: State, index: int, address: Address, lanes_at: Address) -> None:
     """Write the sums of a chunk to the target, and store the exponents its blocks needed. Lanes at address 0 are for
     other ranks."""
-    slot, n = w.slots[index], wire_format.MOST_BLOCKS
+    slot, n = w.slots[index], wire_format.MAX_BLOCKS
     task, identity = task_at(w, slot.task), w.scalars[0].identity
     _, final, count = elements_of(task, slot.chunk)
     target, item = (np.uint64(w.floats.ctypes.data), 4) if task.half else (final, task.item)

@@ -106,7 +106,7 @@ def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Add
         nothing = u8_at(lanes_at, size)
         nothing[:] = 0
         return
-    for block in range(wire_format.MOST_BLOCKS):
+    for block in range(wire_format.MAX_BLOCKS):
         first, elements = block_of(task, block, count)
         if elements <= 0:
             break
@@ -123,7 +123,7 @@ def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Add
 @kernel
 def _put_codes(w: State, index: int, count: int) -> None:
     """Write the codes of a packet's blocks: `ahead`, `need` and `used`."""
-    slot, n = w.slots[index], wire_format.MOST_BLOCKS
+    slot, n = w.slots[index], wire_format.MAX_BLOCKS
     task = task_at(w, slot.task)
     codes = u8_at(packet_at(w, index) + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
     for block in range(n):

@@ -14,7 +14,7 @@ from typing import Any
 from switchml.protocol.packet import OP_SUM, OP_SUM_FLOAT16, REACH_ALL, REACH_OTHERS, REACH_ROOT
 from switchml.runtime.jit import int64, kernel
 
-MOST_RUN = 16
+MAX_RUN = 16
 """Maximum number of consecutive chunks of one share: packets of the same length are sent as a train."""
 
 
@@ -94,7 +94,7 @@ def reduce_scatter(ranks: int, share_bytes: int, op: int, mark: int = 0) -> Coll
 
 def run_of(slots: int, shares: int) -> int:
     """Number of consecutive chunks of one share: a few of every share fit a quarter of the slots."""
-    return max(1, min(MOST_RUN, slots // (4 * shares)))
+    return max(1, min(MAX_RUN, slots // (4 * shares)))
 
 
 @kernel

@@ -27,7 +27,7 @@ NOWHERE = -1
 _PRECISION = np.array(PRECISION, np.int64)
 _WORD = 32
 _LOW = 0xFFFFFFFF
-_MOST_SHIFT = 30
+_MAX_SHIFT = 30
 """Maximum bits of one shift of the two words."""
 _SLACK_BITS = 2
 """The remainder of an element may change its sum by a quarter of a unit in the last place: with the rounding of the
@@ -202,7 +202,7 @@ def _move(element: Any, shift: int) -> None:
     if element.high == 0 and element.low == 0:
         return
     while shift > 0:
-        part = min(shift, _MOST_SHIFT)
+        part = min(shift, _MAX_SHIFT)
         low = element.low << part
         element.high = (element.high << part) + (low >> _WORD)
         element.low = low & _LOW

@@ -38,7 +38,7 @@ def need_of_blocks(w: State, task: Any, chunk: int, codes: np.ndarray, finite_on
     """Write the exponent code that each block of a task's chunk needs; returns the greatest."""
     source, _, count = elements_of(task, chunk)
     most = int64(CODE_ZERO)
-    for block in range(wire_format.MOST_BLOCKS):
+    for block in range(wire_format.MAX_BLOCKS):
         first, elements = block_of(task, block, count)
         codes[block] = CODE_ZERO
         if elements > 0:
@@ -80,7 +80,7 @@ def guess_blocks(w: State, index: int, task: Any) -> None:
     """Guess the exponent code of each block of a slot's packet."""
     first = position_of(task, w.slots[index].chunk) * (task.per_chunk // task.per_block)
     history = u8_at(task.history, task.history_length)
-    for block in range(wire_format.MOST_BLOCKS):
+    for block in range(wire_format.MAX_BLOCKS):
         need = w.codes[index, NEED, block]
         least = need if need != CODE_UNKNOWN else int64(CODE_ZERO)
         if first + block < task.history_length:
@@ -92,7 +92,7 @@ def guess_blocks(w: State, index: int, task: Any) -> None:
 def use_agreed(w: State, index: int, task: Any) -> bool:
     """Set each block of a slot's packet to the exponent that `ahead` agreed on; returns False if one needs a larger
     one."""
-    for block in range(wire_format.MOST_BLOCKS):
+    for block in range(wire_format.MAX_BLOCKS):
         if w.codes[index, NEED, block] > w.codes[index, AGREED, block]:
             return False
         w.codes[index, USED, block] = canonical(w.codes[index, AGREED, block], task.fmt)

@@ -14,20 +14,20 @@ from switchml.protocol.fixedpoint import FLOAT32_EXACT, exp2
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, u32_at
 
-_MOST_GUARD = 3
+_MAX_GUARD = 3
 """With more than 8 ranks too many elements would be undecided."""
 _GROUPS = (16, 16, 16, 4)
 """Number of chunks in a group, by guard bits: together they have about half a packet of undecided elements, if they are
 normally distributed."""
 _PRECISION = 24
-_LEAST_SHIFT, _MOST_SHIFT = -96, 120
+_MIN_SHIFT, _MAX_SHIFT = -96, 120
 """Range of scales that float32 can represent, with their inverse."""
 
 
 @kernel(inline=True)
 def is_wide(fmt: int, guard: int) -> bool:
     """Whether a format's first rounds are of this kind."""
-    return fmt == FLOAT32_EXACT and guard <= _MOST_GUARD
+    return fmt == FLOAT32_EXACT and guard <= _MAX_GUARD
 
 
 @kernel(inline=True)
@@ -56,7 +56,7 @@ def encode(
     shift, room = 31 - guard - top, elements(lanes, guard)
     x, out = f32_at(address, count), u32_at(lanes_address, lanes)
     marks[count:] = 0
-    if _LEAST_SHIFT <= shift <= _MOST_SHIFT:
+    if _MIN_SHIFT <= shift <= _MAX_SHIFT:
         _round(x, out, marks, np.float32(exp2(shift)), np.float32(exp2(-shift)))
     else:
         _round(x, out, marks, exp2(shift), exp2(-shift))
@@ -142,7 +142,7 @@ def _list(x: np.ndarray, marks: np.ndarray, totals: np.ndarray, step: int, sums:
 
 @kernel
 def _store(target: np.ndarray, totals: np.ndarray, step: int, divisor: int) -> None:
-    if divisor == 1 and _LEAST_SHIFT <= step <= _MOST_SHIFT:
+    if divisor == 1 and _MIN_SHIFT <= step <= _MAX_SHIFT:
         scale = np.float32(exp2(step))
         for i in range(len(totals)):
             target[i] = np.float32(np.int32(bswap32(totals[i]))) * scale

@@ -37,7 +37,7 @@ _SIGN, _MAGNITUDE = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
 _INFINITY, _INFINITY16 = np.uint32(0x7F800000), np.uint32(0x7C00 << 13)
 _REBIAS = np.float32(2.0**112)
 """The bias of float32's exponents is 112 above float16's; a product with this is exact for subnormals, too."""
-_LEAST_NORMAL16, _BEYOND16 = np.uint32(0x38800000), np.uint32(0x47800000)
+_MIN_NORMAL16, _BEYOND16 = np.uint32(0x38800000), np.uint32(0x47800000)
 """float32 bits of float16's least normal number, 2^-14, and of 2^16, which is beyond its largest."""
 _HALF = np.float32(0.5)
 """Adding it rounds to the units of float16's subnormals, which are its units in the last place."""
@@ -77,7 +77,7 @@ def _narrow16(x: np.ndarray, out: np.ndarray) -> None:
         normal = np.uint32(magnitude - (np.uint32(112) << np.uint32(23)) + np.uint32(0xFFF) + even) >> np.uint32(13)
         small = np.uint32(bits_of_float32(float32_of_bits(magnitude) + _HALF) - bits_of_float32(_HALF))
         nan = np.uint32(0x7E00) | (np.uint32(magnitude >> np.uint32(13)) & np.uint32(0x3FF))
-        half = normal if magnitude >= _LEAST_NORMAL16 else small
+        half = normal if magnitude >= _MIN_NORMAL16 else small
         half = np.uint32(0x7C00) if magnitude >= _BEYOND16 else half
         half = nan if magnitude > _INFINITY else half
         out[i] = np.uint16(half | (np.uint32(x[i] & _SIGN) >> np.uint32(16)))

@@ -124,9 +124,9 @@ def keep_greatest_codes(codes: Address, others: Address) -> bool:
     their `used` codes are equal."""
     a, b = u8_at(codes, wire_format.CODES_BYTES), u8_at(others, wire_format.CODES_BYTES)
     differ = np.uint8(0)
-    for i in range(2 * wire_format.MOST_BLOCKS):
+    for i in range(2 * wire_format.MAX_BLOCKS):
         a[i] = np.uint8(max(a[i] ^ np.uint8(0x80), b[i] ^ np.uint8(0x80)) ^ np.uint8(0x80))
-    for i in range(2 * wire_format.MOST_BLOCKS, wire_format.CODES_BYTES):
+    for i in range(2 * wire_format.MAX_BLOCKS, wire_format.CODES_BYTES):
         differ |= np.uint8(a[i] ^ b[i])
     return bool(differ == 0)
 

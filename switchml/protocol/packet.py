@@ -32,15 +32,15 @@ SIZE_CODE_OF = {payload: code for code, payload in SIZE_CODES.items()}
 MAX_PACKET_BYTES = HEADER_BYTES + 1024
 
 LARGE = 2
-"""Size code of a large packet of v2: up to MOST_BLOCKS times the job's payload of data, so at most LARGE_BYTES, a
+"""Size code of a large packet of v2: up to MAX_BLOCKS times the job's payload of data, so at most LARGE_BYTES, a
 multiple of LARGE_STEP (docs/protocol.md, section 7)."""
-MOST_BLOCKS = 8
-LARGE_BYTES, LARGE_STEP = MOST_BLOCKS * max(SIZE_CODE_OF), 8
+MAX_BLOCKS = 8
+LARGE_BYTES, LARGE_STEP = MAX_BLOCKS * max(SIZE_CODE_OF), 8
 BLOCKS = 0
 """Size code of a large packet of floats. Each block of its data, which has the size of an ordinary packet's, has its
 own exponent, and the data are preceded by the codes of all blocks that it may have: `ahead`, `need` and `used`, a byte
 each."""
-CODES_BYTES = 3 * MOST_BLOCKS
+CODES_BYTES = 3 * MAX_BLOCKS
 IN_BLOCKS = 0x80
 """Flag in the op of an addressed packet of this kind; its size code is that of large packets."""
 

@@ -57,7 +57,7 @@ class StateV1(NamedTuple):
     counters: np.ndarray
 
 
-MOST_PARTS_BYTES = 256 << 20
+MAX_PARTS_BYTES = 256 << 20
 """Maximum memory of `parts`; pages are allocated only as rounds of half precision need them."""
 
 
@@ -65,7 +65,7 @@ def parts_of(workers: int, slots: int, data: int) -> int:
     """Number of rows of `State.parts`, for packets of up to `data` bytes; 0 if that would be too much memory: the job
     then sums half precision in lanes."""
     rows = 2 * slots * workers + 2
-    return rows if rows * data <= MOST_PARTS_BYTES else 0
+    return rows if rows * data <= MAX_PARTS_BYTES else 0
 
 
 @kernel(inline=True)

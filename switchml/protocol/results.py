@@ -169,7 +169,7 @@ def _settle(me: Any, queue: Any, slot: Any, now: int) -> None:
     slot.busy = 0
     window.in_flight -= 1
     queue.in_flight -= 1
-    window.credit = min(window.credit + 1, retransmission.LEAST_IN_FLIGHT)
+    window.credit = min(window.credit + 1, retransmission.MIN_IN_FLIGHT)
     timers.earliest = now
     is_clean = slot.retries == 0 and not slot.waited
     if is_clean or me.silence.suspicion == retransmission.WAITED:

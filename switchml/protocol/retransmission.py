@@ -15,11 +15,11 @@ SECOND = 1_000_000_000
 INITIAL_RTO = 10 * MILLISECOND
 MINIMUM_RTO = MILLISECOND
 MAXIMUM_RTO = SECOND
-LEAST_VARIANCE = MILLISECOND // 2
-"""RTO = SRTT + max(4 RTTVAR, SRTT, LEAST_VARIANCE): RFC 6298 with a clock granularity suited to one switch between
+MIN_VARIANCE = MILLISECOND // 2
+"""RTO = SRTT + max(4 RTTVAR, SRTT, MIN_VARIANCE): RFC 6298 with a clock granularity suited to one switch between
 hosts, and at least twice the round-trip time, because a result also waits for the ranks that are a queue's length
 behind."""
-LEAST_BACKOFF, MOST_BACKOFF = 16, 512
+MIN_BACKOFF, MAX_BACKOFF = 16, 512
 """RTO is multiplied by backoff / 16, which needless retransmissions raise and RTT estimates lower again."""
 SAMPLES = 8
 """Number of RTTs of which only the minimum counts. A result is sent when the slowest rank has contributed, so an RTT
@@ -31,10 +31,10 @@ retransmissions."""
 PROBES = 8
 """Number of rounds, the lowest first, that are resent on a timeout alone, and half as many each time after the second
 one without an answer to the lowest: a slow peer is no reason to resend a whole window."""
-LEAST_REORDERING = 200 * MICROSECOND
+MIN_REORDERING = 200 * MICROSECOND
 """A round sent this much (or SRTT/4, or 1.5 times the recent reordering, if that is more) before one that has its
 result is considered lost (RACK, RFC 8985)."""
-MOST_REORDERING, REORDERINGS = MILLISECOND, 1024
+MAX_REORDERING, REORDERINGS = MILLISECOND, 1024
 """Maximum reordering that counts, and number of results over which it decays."""
 
 NONE, PROBED, WAITED = range(3)
@@ -44,7 +44,7 @@ UNPROMPTED = 2 * PROBES
 SILENCES = 32
 """A silence decays over this many times its length without another one."""
 
-LEAST_IN_FLIGHT = 128
+MIN_IN_FLIGHT = 128
 """Number of rounds that a worker may always have in flight, within its window; also the initial limit."""
 QUEUE_TIME = 10 * MILLISECOND
 """The amount that a path delivers in this time (or in two of the shortest RTTs) is enough to keep in flight: more would
@@ -84,7 +84,7 @@ def sample_rtt(me: Any, sample: int, is_first: bool) -> None:
 @kernel
 def set_rto(me: Any) -> None:
     rtt, longest = me.rtt, me.silence.longest
-    rto = (rtt.srtt + max(4 * rtt.rttvar, rtt.srtt, LEAST_VARIANCE)) * rtt.backoff // LEAST_BACKOFF
+    rto = (rtt.srtt + max(4 * rtt.rttvar, rtt.srtt, MIN_VARIANCE)) * rtt.backoff // MIN_BACKOFF
     rtt.rto = min(max(rto, longest + longest // 2, MINIMUM_RTO), MAXIMUM_RTO)
 
 
@@ -112,8 +112,8 @@ def sample_silence(me: Any, now: int, sent_at: int) -> Any:
             learn_silence(me, silence.suspected)
             silence.suspected = 0
     silence.answered_at, silence.suspicion = now, NONE
-    if rtt.backoff > LEAST_BACKOFF and me.counters.received % SAMPLES == 0:
-        rtt.backoff -= (rtt.backoff - LEAST_BACKOFF + 7) // 8
+    if rtt.backoff > MIN_BACKOFF and me.counters.received % SAMPLES == 0:
+        rtt.backoff -= (rtt.backoff - MIN_BACKOFF + 7) // 8
         set_rto(me)
     return is_first
 
@@ -135,7 +135,7 @@ def sample_reordering(me: Any, overtaken: int) -> None:
     """
     timers = me.timers
     if overtaken > timers.reordering:
-        timers.reordering = min(overtaken, MOST_REORDERING)
+        timers.reordering = min(overtaken, MAX_REORDERING)
     else:
         timers.reordering -= (timers.reordering + REORDERINGS - 1) // REORDERINGS
 
@@ -148,7 +148,7 @@ def back_off(me: Any, now: int, by_clock: bool) -> None:
     rtt = me.rtt
     if by_clock and now - rtt.backed_off_at > rtt.rto:
         rtt.backed_off_at = now
-        rtt.backoff = min(rtt.backoff + rtt.backoff // 2, MOST_BACKOFF)
+        rtt.backoff = min(rtt.backoff + rtt.backoff // 2, MAX_BACKOFF)
         set_rto(me)
 
 
@@ -171,6 +171,6 @@ def adapt_limit(me: Any, now: int) -> None:
         return
     answered = (received - window.counted) * period // elapsed
     if window.limited and elapsed < 2 * (period + me.silence.longest):
-        least = max(LEAST_IN_FLIGHT, window.limit - window.limit // LIMITS)
+        least = max(MIN_IN_FLIGHT, window.limit - window.limit // LIMITS)
         window.limit = min(max(answered, least), window.size)
     window.counted_at, window.counted, window.limited = now, received, 0

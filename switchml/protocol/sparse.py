@@ -34,7 +34,7 @@ MORE, DONE, DISAGREE, OVERFLOWED, MIXED, LATE = range(6)
 NEXT_ROUND, FIRST_ROUND = 1, 2
 """The round for which a stream's packet is still to be written."""
 
-MOST_STREAMS = 256
+MAX_STREAMS = 256
 """Maximum number of streams that share a tensor. Each always has a packet in flight: with fewer, a fast path with long
 round trips is idle; more wait in queues, and each costs a first round without data. (The limit in flight, which bounds
 a dense tensor, cannot stop a stream that has begun.)"""
@@ -71,7 +71,7 @@ class Sparse:
 
 def streams_of(slots: int, positions: int) -> int:
     """K: number of streams that share a tensor of this many positions."""
-    return min(slots, positions, MOST_STREAMS)
+    return min(slots, positions, MAX_STREAMS)
 
 
 @kernel

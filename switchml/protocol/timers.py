@@ -8,7 +8,7 @@ import numpy as np
 from switchml.protocol.chunks import packet_at
 from switchml.protocol.fixedpoint import WIRES
 from switchml.protocol.packet import CONTRIBUTION, EXPIRY, R_FLAG
-from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, probe_timeout
+from switchml.protocol.retransmission import MIN_REORDERING, NONE, PROBED, PROBES, probe_timeout
 from switchml.protocol.worker_state import State, slot_of, task_at
 from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import u8_at
@@ -26,7 +26,7 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
         return n
     # T1. The tolerated reordering of results, and the time until which a queue's timeouts are suppressed: while its
     # results arrive, their order shows what is lost.
-    margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, LEAST_REORDERING)
+    margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, MIN_REORDERING)
     may_lose = me.identity.least_timeout == 0
     never = int64(0x7FFFFFFFFFFFFFFF)
     earliest = never

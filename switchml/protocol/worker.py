@@ -36,7 +36,7 @@ from switchml.protocol.halves import KINDS, WHOLE
 from switchml.protocol.handover import send_all
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, check_slots
 from switchml.protocol.results import receive
-from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
+from switchml.protocol.retransmission import INITIAL_RTO, LONGEST_PROBE, MIN_BACKOFF, MIN_IN_FLIGHT
 from switchml.protocol.sending import build_streams, fill
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.timers import timeouts
@@ -108,7 +108,7 @@ class Worker:
             np.zeros((slots, max(payload_bytes, large_bytes // 2)), np.uint32),
             np.zeros((2 * slots, payload_bytes // 4), exact.SUM),
             np.zeros(2 * slots, np.int64),
-            np.zeros((slots, 4, wire_format.MOST_BLOCKS), np.int64),
+            np.zeros((slots, 4, wire_format.MAX_BLOCKS), np.int64),
             np.zeros(payload_bytes // 4, np.uint32),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
             np.zeros(max(payload_bytes, large_bytes // 4), np.float32),
@@ -130,9 +130,9 @@ class Worker:
         identity["headroom"], identity["spread"] = headroom(workers), spreads(workers)
         identity["least_timeout"], identity["room"] = LONGEST_PROBE if lossless else 0, room
         identity["deadline"] = deadline_ns
-        self.window["size"], self.window["credit"] = size, LEAST_IN_FLIGHT
-        self.window["limit"] = size if lossless else min(size, LEAST_IN_FLIGHT)
-        rtt["base"], rtt["rto"], rtt["backoff"] = _NEVER // 4, INITIAL_RTO, LEAST_BACKOFF
+        self.window["size"], self.window["credit"] = size, MIN_IN_FLIGHT
+        self.window["limit"] = size if lossless else min(size, MIN_IN_FLIGHT)
+        rtt["base"], rtt["rto"], rtt["backoff"] = _NEVER // 4, INITIAL_RTO, MIN_BACKOFF
         self.timers["earliest"] = _NEVER
         queues["slots"] = slots // count
         queues["first_slot"] = np.arange(count) * queues["slots"]

@@ -143,7 +143,7 @@ NEED, USED, AGREED, NEXT = range(4)
 class State(NamedTuple):
     """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[2S, k], uint8[2S, k], int64[S,
     5, 8] (sparse.py), uint32[S, payload or large / 2], SUM[2S, payload / 4] (exact.py), int64[2S], int64[S, 4,
-    MOST_BLOCKS], uint32[payload / 4], uint8[32], float32[payload or large / 4]. `packets`: the packets of even rounds,
+    MAX_BLOCKS], uint32[payload / 4], uint8[32], float32[payload or large / 4]. `packets`: the packets of even rounds,
     then those of odd ones, so that a round's packet is kept until the next one has its result. `wide` has room for
     sparse packets, and may be `packets`. `sums`, by chunk modulo 2S: its undecided sums; for a group's last chunk,
     those of the other chunks, of which `reported` have finished. `codes`: exponent codes of the blocks of a slot's

@@ -1,6 +1,6 @@
 """When an agent asks a silent aggregator whether it is there, and when it takes it for lost."""
 
-from host_agent.heartbeat import ANSWER_TURNS, IDLE_TURNS, MOST_ANSWER_TURNS, QUIET_TURNS, TURN_S, Beat, Heartbeat
+from host_agent.heartbeat import ANSWER_TURNS, IDLE_TURNS, MAX_ANSWER_TURNS, QUIET_TURNS, TURN_S, Beat, Heartbeat
 
 
 def turns_until(beat: Heartbeat, what: Beat, heard: int = 7, is_waiting: bool = True) -> int:
@@ -45,4 +45,4 @@ def test_each_loss_gives_the_next_aggregator_twice_the_time():
         turns_until(beat, Beat.ASK)
         waited.append(turns_until(beat, Beat.LOST))
     assert waited[:3] == [ANSWER_TURNS, 2 * ANSWER_TURNS, 4 * ANSWER_TURNS]
-    assert waited[-1] == MOST_ANSWER_TURNS
+    assert waited[-1] == MAX_ANSWER_TURNS

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_agent.agent import HostAgent
-from host_agent.sharded import LEAST_SHARD, ShardedAgent, parts_of, split_addresses
+from host_agent.sharded import MIN_SHARD, ShardedAgent, parts_of, split_addresses
 from switchml.control import client
 from switchml.errors import (
     AggregatorLost,
@@ -78,7 +78,7 @@ def test_parts(numel, per_chunk, shards):
     """They cover the tensor, meet where chunks do, and differ by one chunk at most."""
     parts = parts_of(numel, per_chunk, shards)
     chunks = -(-numel // per_chunk)
-    assert (parts == []) == (chunks < LEAST_SHARD * shards)
+    assert (parts == []) == (chunks < MIN_SHARD * shards)
     if parts:
         assert len(parts) == shards and parts[0][0] == 0
         for (first, count), (after, _) in zip(parts, [*parts[1:], (numel, 0)], strict=True):

@@ -5,7 +5,7 @@ import resource
 import signal
 from pathlib import Path
 
-MOST_BYTES = 500_000_000
+MAX_BYTES = 500_000_000
 
 
 class Hung(BaseException):
@@ -13,7 +13,7 @@ class Hung(BaseException):
 
 
 @contextlib.contextmanager
-def bounded(seconds, most_bytes=MOST_BYTES):
+def bounded(seconds, most_bytes=MAX_BYTES):
     """At most so many seconds, and so much more memory than there is in use; MemoryError or Hung otherwise."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -16,7 +16,7 @@ from tests.support.p4runtime_seeds import change
 
 NUMBERS = (0, 0, 0, 1, 1, 2, 3, 4, 7, 255, 511, 512, 65535, -1, -2, 1 << 15, (1 << 31) - 1, -(1 << 31), 1 << 40)
 FRACTIONS = (0.0, 0.001, 1.0, 1e9, -1.0, float("inf"), float("nan"))
-MOST_DEPTH = 9
+MAX_DEPTH = 9
 
 
 SORTS = {
@@ -94,7 +94,7 @@ class Calls:
             group = field.containing_oneof
             if chosen.get(group.name) is not field if group else self.source.random() < 0.3:
                 continue
-            if field.message_type is not None and depth >= MOST_DEPTH:
+            if field.message_type is not None and depth >= MAX_DEPTH:
                 continue
             if field.is_repeated:
                 self._fill_list(getattr(message, field.name), field, depth)

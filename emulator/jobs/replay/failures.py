@@ -10,7 +10,7 @@ import numpy as np
 from switchml.errors import ConfigError, EmulationError
 from switchml.runtime.jit import kernel
 
-MOST_EVENTS = 3e8
+MAX_EVENTS = 3e8
 """Limit of simulated checkpoints and failures in total: a few seconds."""
 HOPELESS = 1e-3
 """A run whose goodput would be below this is refused rather than simulated."""
@@ -95,10 +95,10 @@ def simulate(run: Run, *, runs: int = 1000, seed: int = 0) -> Outcome:
             f"{run.restart_s:.3g} s"
         )
     events = runs * (run.steps / run.interval_steps() + mean_s / run.mtbf_s)
-    if events > MOST_EVENTS:
+    if events > MAX_EVENTS:
         raise EmulationError(
             f"{runs:,} runs of {run.steps:,} steps, with a checkpoint every {run.interval_steps():,}, have "
-            f"{events:.2g} checkpoints and failures; at most {MOST_EVENTS:.0g} are played: let checkpoints "
+            f"{events:.2g} checkpoints and failures; at most {MAX_EVENTS:.0g} are played: let checkpoints "
             "be further apart"
         )
     wall_s, failures = _play(

@@ -14,7 +14,7 @@ from emulator.jobs.replay.engine import Replayed
 from emulator.jobs.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import ConfigError
 
-MOST_OPS = 500_000
+MAX_OPS = 500_000
 """Largest timeline if no ranks are specified: some 100 MB, about the viewers' limit."""
 
 
@@ -26,7 +26,7 @@ def write_timeline(
     critical: CriticalPath | None = None,
     source: str = "switchml emulate",
 ) -> dict[str, Any]:
-    """Write `path`, compressed where it ends in .gz. `ranks`: ranks to show; default: all if they have at most MOST_OPS
+    """Write `path`, compressed where it ends in .gz. `ranks`: ranks to show; default: all if they have at most MAX_OPS
     ops, else one of each stage. `critical`: drawn as a separate track, with arrows from op to op. Returns the file's
     `otherData`, which records the ranks shown and their total."""
     graph = played.graph
@@ -42,7 +42,7 @@ def write_timeline(
     return about
 
 
-def shown_ranks(graph: Graph, ranks: Iterable[int] | None = None, most_ops: int = MOST_OPS) -> np.ndarray:
+def shown_ranks(graph: Graph, ranks: Iterable[int] | None = None, most_ops: int = MAX_OPS) -> np.ndarray:
     """Return the ranks to show, int32: `ranks` if given; all if they have at most `most_ops` ops; else the first of
     each stage of each job."""
     if ranks is not None:

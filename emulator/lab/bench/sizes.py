@@ -15,11 +15,11 @@ ITEM_BYTES = 4
 """Bytes of a float32, the default type of measurements."""
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LARGEST_BYTES = 16 << 30
-MOST_CASES = 64
-LEAST_REPEATS, BUDGET_S = 3, 20.0
+MAX_CASES = 64
+MIN_REPEATS, BUDGET_S = 3, 20.0
 
-_CALLS_BYTES, _MOST_CALLS = 4 << 20, 40
-"""A repeat makes as many calls as fit _CALLS_BYTES, at most _MOST_CALLS: the time of a single 4-KiB call is mostly
+_CALLS_BYTES, _MAX_CALLS = 4 << 20, 40
+"""A repeat makes as many calls as fit _CALLS_BYTES, at most _MAX_CALLS: the time of a single 4-KiB call is mostly
 noise."""
 
 DDP_FIRST_BYTES, DDP_BUCKET_BYTES = 1 << 20, 25 << 20
@@ -53,7 +53,7 @@ class Case:
     repeats: int
     warmup: int
     budget_s: float = float("inf")
-    """Time in seconds after which LEAST_REPEATS are enough."""
+    """Time in seconds after which MIN_REPEATS are enough."""
     collective: str = ALL_REDUCE
     """One of COLLECTIVES."""
     dtype: str = "float32"
@@ -121,8 +121,8 @@ def parse_sweep(text: str) -> list[int]:
     while size <= end:
         sizes.append(size)
         size *= factor
-    if len(sizes) > MOST_CASES:
-        raise ConfigError(f"sizes {text!r}: {len(sizes)} of them; expected at most {MOST_CASES}")
+    if len(sizes) > MAX_CASES:
+        raise ConfigError(f"sizes {text!r}: {len(sizes)} of them; expected at most {MAX_CASES}")
     return sizes
 
 
@@ -154,7 +154,7 @@ def single(
     dtype: str = "float32",
 ) -> Case:
     """Sequential collectives of one size. Smaller sizes get more repeats, unless `repeats` is given."""
-    calls = max(1, min(_CALLS_BYTES // size_bytes, _MOST_CALLS))
+    calls = max(1, min(_CALLS_BYTES // size_bytes, _MAX_CALLS))
     usual = 15 if size_bytes < 1 << 20 else 9 if size_bytes < 16 << 20 else 5
     budget_s = float("inf") if repeats else BUDGET_S
     parts, warmup = (size_bytes // DTYPES[dtype],) * calls, 2 if warmup is None else warmup

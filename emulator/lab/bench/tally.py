@@ -7,7 +7,7 @@ from statistics import median
 
 from emulator.lab.bench.ranks.reducing import GAUGES, SWITCHML
 from emulator.lab.bench.ranks.team import ReducingTeam, Repeat
-from emulator.lab.bench.sizes import LEAST_REPEATS, Case
+from emulator.lab.bench.sizes import MIN_REPEATS, Case
 
 Survey = Mapping[str, Mapping[str, float]]
 """Counters of processes and links besides the ranks, by kind and name: an aggregator's process, queues of links."""
@@ -100,7 +100,7 @@ def take_turns(
     tallies = {backend: Tally() for backend in backends}
     started = time.monotonic()
     for number in range(-case.warmup, case.repeats):
-        if number >= LEAST_REPEATS and time.monotonic() - started > case.budget_s:
+        if number >= MIN_REPEATS and time.monotonic() - started > case.budget_s:
             break
         for backend, tally in tallies.items():
             before = survey()

@@ -15,7 +15,7 @@ from switchml.control.client import SessionEvent
 from switchml.errors import JobError
 from switchml.protocol.worker import Worker
 
-_MOST_TURNS = 1000
+_MAX_TURNS = 1000
 """Maximum turns per wake-up. An agent needs a few; more indicate a livelock, with each turn creating
 work for the next."""
 
@@ -136,7 +136,7 @@ class VirtualAgent:
         self._is_working = True
         try:
             for turn in itertools.count():
-                if turn == _MOST_TURNS:
+                if turn == _MAX_TURNS:
                     raise Violation(f"livelock: rank {core.rank} of {core.job} still has work after {turn:,} turns")
                 if not core.start_queued(self._now_s):
                     self.vanish()

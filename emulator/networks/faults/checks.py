@@ -27,7 +27,7 @@ Key = tuple[int, int]
 """An incarnation: generation (number of starts) of the aggregator, and the job's number there."""
 
 
-MOST_DEADLINES = 10
+MAX_DEADLINES = 10
 """Upper limit, in deadlines, on the extra time of a sum that doesn't wait for late ranks: one deadline for each rank
 that contributed to the previous chunk but not to this one; the maximum in 300 seeds was 3.2."""
 
@@ -113,7 +113,7 @@ class Checks:
 
     def waited(self, job: JobPlan, link: LinkConfig, number: int, rank: int, seconds: float) -> None:
         """Check the duration of a call, for a rank that was not stopped and without packet loss."""
-        if seconds > MOST_DEADLINES * job.deadline_s + usual_s(job, link):
+        if seconds > MAX_DEADLINES * job.deadline_s + usual_s(job, link):
             raise Violation(
                 f"{job.name} rank {rank} call {number} took {seconds:.3g} s, although nothing was lost and sums wait "
                 f"{job.deadline_s:g} s for late ranks"

@@ -25,7 +25,7 @@ from switchml.control.membership import Disagreement, Ended, JoinRequest, PeerLe
 from switchml.control.server import EXPIRY_PERIOD_S
 from switchml.errors import JoinError
 
-_MOST_STARTS = 1000
+_MAX_STARTS = 1000
 """Maximum starts of one aggregator in a run, so that generations of different aggregators are distinct."""
 
 
@@ -215,7 +215,7 @@ class Control:
         self.paused_hosts: set[int] = set()
         self.registry: JobRegistry | None = None
         self.dataplane: SoftwareDataplane | BestEffortDataplane | None = None
-        self.generation = aggregator * _MOST_STARTS
+        self.generation = aggregator * _MAX_STARTS
         self._connections: list[Connection] = []
         self._streams: dict[int, Connection] = {}
         self._silent_since: dict[int, int] = {}

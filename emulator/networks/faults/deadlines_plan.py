@@ -14,8 +14,8 @@ _CALM_SHARE = 0.15
 _STEADY_SHARE = 0.25
 """Share of the other seeds in which ranks are slow or stopped and no other fault occurs: sums don't wait for these
 ranks."""
-_MOST_JOBS = 2
-_LEAST_DEADLINES_S = (0.005, 0.02, 0.1)
+_MAX_JOBS = 2
+_MIN_DEADLINES_S = (0.005, 0.02, 0.1)
 _CALM_DEADLINE_S = 1.0
 _SPECIALS = (*("",) * 12, "zeros", "nan", "inf", "infs")
 _OTHERS = ("all_reduce", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
@@ -25,7 +25,7 @@ _OTHERS = ("all_reduce", "all_reduce", "reduce_scatter", "all_gather", "broadcas
 def draw_deadlines(seed: int) -> FaultPlan:
     """Draw the plan of a seed."""
     plan, chooser = draw(seed), random.Random(f"deadlines {seed}")
-    plan = replace(plan, jobs=plan.jobs[:_MOST_JOBS])
+    plan = replace(plan, jobs=plan.jobs[:_MAX_JOBS])
     is_calm = chooser.random() < _CALM_SHARE
     link = replace(plan.link, loss=min(plan.link.loss, 0.2), late_s=min(plan.link.late_s, 0.1))
     is_steady = not is_calm and chooser.random() < _STEADY_SHARE
@@ -85,7 +85,7 @@ def _job(
     # A rank that waits for each call before the next starts the step's last call later than a rank that doesn't, by
     # this factor.
     begins = len(set(job.at_once))
-    deadline_s = max(chooser.choice(_LEAST_DEADLINES_S), 3 * busy_s * begins)
+    deadline_s = max(chooser.choice(_MIN_DEADLINES_S), 3 * busy_s * begins)
     step_s = span_s / steps
     paces = []
     for _ in job.hosts:

@@ -13,14 +13,14 @@ SUSPICION = "suspicion"
 """Fault kind: a rank treats its aggregator as lost although it is alive, as heartbeat.py may on a busy machine."""
 FAILOVER_S = 40.0
 """Longer than all faults of a seed together, so that agents never give up."""
-_MOST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 0.1
 _FIRST_CALLS_S = 0.02
 """Time by which jobs may have started."""
 _CHASED_SHARE = 0.4
 """Share of seeds in which further aggregators fail soon after the first, when ranks have just arrived there or are
 about to."""
 _CHASE_S = 0.6
-_MOST_DOWN_S = 2.0
+_MAX_DOWN_S = 2.0
 
 
 def draw_failover(seed: int) -> FaultPlan:
@@ -33,7 +33,7 @@ def draw_failover(seed: int) -> FaultPlan:
         kind = chooser.choice(KINDS)
         if kind == "cut" and aggregators == 1:
             kind = "cut data"  # a rank that is silent for long is lost, and no standby exists to fail over to
-        longest_s = 2.5 * plan.peer_timeout_s if kind.startswith("cut") else _MOST_DOWN_S
+        longest_s = 2.5 * plan.peer_timeout_s if kind.startswith("cut") else _MAX_DOWN_S
         if kind == "pause":
             longest_s = 0.4 * plan.peer_timeout_s  # a rank that is silent for longer is lost
         faults.append(
@@ -73,7 +73,7 @@ def _chase(chooser: random.Random, aggregators: int, span_s: float) -> list[Faul
     first one again if it is the only one."""
     faults, at_s = [], chooser.uniform(_FIRST_CALLS_S, _FIRST_CALLS_S + span_s)
     for number in range(chooser.choice([2, 2, 3])):
-        faults.append(Fault(at_s, "aggregator", -1, _duration_s(chooser, _MOST_DOWN_S), number % aggregators))
+        faults.append(Fault(at_s, "aggregator", -1, _duration_s(chooser, _MAX_DOWN_S), number % aggregators))
         at_s += chooser.uniform(0.0, _CHASE_S)
         if aggregators == 1:
             at_s += faults[-1].duration_s
@@ -86,7 +86,7 @@ def _calm(job: JobPlan, chooser: random.Random, span_s: float) -> JobPlan:
     repeats = chooser.choice([1, 2, 4])
     most_s = chooser.choice([0.0, 2.0]) * span_s / (repeats * len(job.calls))
     calls = tuple(
-        replace(call, timeout_s=None, pause_s=min(call.pause_s, _MOST_PAUSE_S) + chooser.uniform(0.0, most_s))
+        replace(call, timeout_s=None, pause_s=min(call.pause_s, _MAX_PAUSE_S) + chooser.uniform(0.0, most_s))
         for _ in range(repeats)
         for call in job.calls
     )

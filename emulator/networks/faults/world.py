@@ -32,10 +32,10 @@ from switchml.runtime.memory import be16, be32, serial_difference
 GRACE_S = 90.0
 """Virtual time in which jobs must end after the last fault: many times the duration of join timeouts, several attempts
 and a stalled round's slowest probes."""
-_MOST_AT_ONCE = 1000
+_MAX_AT_ONCE = 1000
 """Maximum events at one instant. Seeds have a few tens; more indicate that events trigger each other without advancing
 time."""
-_MOST_EVENTS = 500_000
+_MAX_EVENTS = 500_000
 """Maximum events of a run. The busiest seeds have a few tens of thousands."""
 _START_NS = 1_000_000_000
 """Initial time of the clock, not 0 as in places a time of 0 means "never"."""
@@ -168,12 +168,10 @@ class World:
         self._now = now
         if self._violation is not None:
             raise self._violation
-        if self._at_once > _MOST_AT_ONCE:
-            raise Violation(
-                f"livelock: time stands still after {_MOST_AT_ONCE:,} events at once: {self._whereabouts()}"
-            )
-        if self._events > _MOST_EVENTS:
-            raise Violation(f"livelock: not done after {_MOST_EVENTS:,} events: {self._whereabouts()}")
+        if self._at_once > _MAX_AT_ONCE:
+            raise Violation(f"livelock: time stands still after {_MAX_AT_ONCE:,} events at once: {self._whereabouts()}")
+        if self._events > _MAX_EVENTS:
+            raise Violation(f"livelock: not done after {_MAX_EVENTS:,} events: {self._whereabouts()}")
 
     def log(self, kind: str, *details: Any) -> None:
         """Add an event to the hash, and pass it to the log callback, if any."""

@@ -57,7 +57,7 @@ def _check(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-MOST_RANKS = 65_536
+MAX_RANKS = 65_536
 """Maximum number of ranks over all jobs."""
 QUEUE = Range(0, 2**50)
 LOST = Range(0, 1, "[)")
@@ -246,7 +246,7 @@ class NetworkConfig(Ranged):
         super().__post_init__()
         _check(bool(self.jobs), "a network without jobs: expected at least one")
         ranks = sum(job.workers for job in self.jobs)
-        _check(ranks <= MOST_RANKS, f"jobs have {ranks:,} ranks together; expected {MOST_RANKS:,} at most")
+        _check(ranks <= MAX_RANKS, f"jobs have {ranks:,} ranks together; expected {MAX_RANKS:,} at most")
         if self.behind is not None:
             tree, slots = self.racks is not None and self.racks.aggregate, self.switch.slots
             _check(not tree, "behind: an aggregator behind the switch, and racks that aggregate: expected one of them")

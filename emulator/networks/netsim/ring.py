@@ -13,13 +13,13 @@ import simpy
 from emulator.networks.netsim.link import Environment
 from emulator.networks.netsim.tcp import Connection
 
-MOST_SEGMENT_BYTES = 1 << 20
+MAX_SEGMENT_BYTES = 1 << 20
 """AllreduceOptions' kMaxSegmentSize in gloo/allreduce.h."""
 
 
 def segments(workers: int, size_bytes: int) -> tuple[int, int]:
     """(segments per phase, bytes per segment) for a float32 tensor."""
-    target_bytes = min(-(-size_bytes // (2 * workers)), MOST_SEGMENT_BYTES)
+    target_bytes = min(-(-size_bytes // (2 * workers)), MAX_SEGMENT_BYTES)
     segment_bytes = -(-target_bytes // 4) * 4
     count = max(-(-size_bytes // segment_bytes), 2 * workers)
     return -(-count // workers) * workers, segment_bytes

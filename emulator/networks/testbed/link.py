@@ -31,7 +31,7 @@ FRAME_BYTES = VIRTIO_BYTES + 14 + 4 + 65535
 """Size of the largest frame: a virtio header, Ethernet with a VLAN tag, and the longest IPv4 packet."""
 BATCH = 64
 """Maximum frames of one system call."""
-CAPACITY_FRAMES, LEAST_CAPACITY_BYTES = 1 << 14, 1 << 20
+CAPACITY_FRAMES, MIN_CAPACITY_BYTES = 1 << 14, 1 << 20
 """Capacity of a link: frames, and bytes unless its delay requires more."""
 
 COUNTS = ("received", "lost", "sent", "failed")
@@ -80,7 +80,7 @@ def new_links(
     delay_s: float = 0.0,
     seed: int = 0,
     numbers: Sequence[int] | None = None,
-    capacity_bytes: int = LEAST_CAPACITY_BYTES,
+    capacity_bytes: int = MIN_CAPACITY_BYTES,
 ) -> Links:
     """Create links between file descriptors: (receive from, send to). `capacity_bytes`: buffer of each. `numbers`: a
     number for each link that distinguishes it from the others with this seed (by default 0, 1, …).

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from emulator.networks.testbed.link import COUNTS, LEAST_CAPACITY_BYTES
+from emulator.networks.testbed.link import COUNTS, MIN_CAPACITY_BYTES
 from emulator.networks.testbed.namespaces import Lab, Namespace, run
 from switchml.errors import ConfigError, SwitchMLError
 
@@ -34,8 +34,8 @@ BURST_BYTES = 72 << 10
 It is larger than any train of packets that the kernel passes as one (65,535 bytes of IP, and tbf counts the headers of
 each packet), so trains pass whole; if the queue can hardly hold a train, tbf cuts it. Either way the rate is within 0.2
 % for TCP's and UDP's trains, but cutting needs a timer for each packet."""
-LEAST_BURST_BYTES = 4 << 10
-QUEUE_S, LEAST_QUEUE_BYTES = 0.025, 256 << 10
+MIN_BURST_BYTES = 4 << 10
+QUEUE_S, MIN_QUEUE_BYTES = 0.025, 256 << 10
 """Default capacity of a queue: seconds at the link rate, and the minimum in bytes."""
 UP_S = 20.0
 """Time limit for interfaces to come up."""
@@ -62,8 +62,8 @@ class LinkOptions:
             raise ConfigError(f"loss {self.loss}: expected a probability, at least 0 and less than 1")
         if not 0 <= self.delay_s <= 10:
             raise ConfigError(f"delay of {self.delay_s} s: expected 0 to 10 s")
-        if self.queue_bytes < 0 or 0 < self.queue_bytes < LEAST_BURST_BYTES:
-            raise ConfigError(f"queue of {self.queue_bytes} bytes: expected at least {LEAST_BURST_BYTES}")
+        if self.queue_bytes < 0 or 0 < self.queue_bytes < MIN_BURST_BYTES:
+            raise ConfigError(f"queue of {self.queue_bytes} bytes: expected at least {MIN_BURST_BYTES}")
 
     @property
     def is_plain(self) -> bool:
@@ -72,12 +72,12 @@ class LinkOptions:
 
     @property
     def queue_limit_bytes(self) -> int:
-        return self.queue_bytes or max(LEAST_QUEUE_BYTES, round(self.rate_bps / 8 * QUEUE_S))
+        return self.queue_bytes or max(MIN_QUEUE_BYTES, round(self.rate_bps / 8 * QUEUE_S))
 
     @property
     def burst_bytes(self) -> int:
         longest = BURST_BYTES if self.burst_s is None else round(self.rate_bps / 8 * self.burst_s)
-        return max(LEAST_BURST_BYTES, min(longest, BURST_BYTES, self.queue_limit_bytes // 2))
+        return max(MIN_BURST_BYTES, min(longest, BURST_BYTES, self.queue_limit_bytes // 2))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Wires:
             "loss": link.loss,
             "delay_s": link.delay_s,
             "seed": link.seed,
-            "capacity_bytes": LEAST_CAPACITY_BYTES + 2 * round(in_flight),
+            "capacity_bytes": MIN_CAPACITY_BYTES + 2 * round(in_flight),
             "threads": min(len(pairs), len(os.sched_getaffinity(0))),
         }
         command = [sys.executable, "-m", "emulator.networks.testbed.wires", json.dumps(plan)]

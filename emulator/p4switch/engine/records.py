@@ -88,7 +88,7 @@ class Slots:
 
     def __init__(self, words: np.ndarray, n: int, key_at: int, room: int = 0) -> None:
         self._words, self._address, self._n_limbs = words, words.ctypes.data, n
-        self._first_size = 1 << max(2 * min(room, _MOST_ROOM) - 1, 7).bit_length()
+        self._first_size = 1 << max(2 * min(room, _MAX_ROOM) - 1, 7).bit_length()
         words[2] = key_at
         self.clear()
 
@@ -110,5 +110,5 @@ class Slots:
             move_slots(before.ctypes.data, size, self._slots.ctypes.data, 2 * size - 1)
 
 
-_MOST_ROOM = 1 << 20
+_MAX_ROOM = 1 << 20
 """Maximum number of records that a hash table is initially sized for; untouched memory is not committed."""

@@ -21,7 +21,7 @@ log = logs.of("switchml.bmv2")
 MAGIC_US, MAGIC_NS = 0xA1B2C3D4, 0xA1B23C4D
 ETHERNET = 1
 """Link type of Ethernet."""
-MOST_BYTES = 1 << 18
+MAX_BYTES = 1 << 18
 """Maximum frame size (libpcap's MAXIMUM_SNAPLEN)."""
 
 
@@ -61,7 +61,7 @@ class PcapReader:
         seconds, fraction, captured, length = self._record.unpack(header)
         if captured != length:
             raise ConfigError(f"{self.path} has a frame of which only {captured} of {length} bytes were captured")
-        if captured > MOST_BYTES:
+        if captured > MAX_BYTES:
             raise ConfigError(f"{self.path} has a frame of {captured} bytes")
         data = self._file.read(captured)
         if len(data) < captured:
@@ -78,7 +78,7 @@ class PcapWriter:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
-        header = struct.pack("<IHHiIII", MAGIC_US, 2, 4, 0, 0, MOST_BYTES, ETHERNET)
+        header = struct.pack("<IHHiIII", MAGIC_US, 2, 4, 0, 0, MAX_BYTES, ETHERNET)
         try:
             self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
             self._size = self._file.write(header)

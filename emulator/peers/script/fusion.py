@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.operators import Operator
 
-MOST_FUSED = 64
+MAX_FUSED = 64
 """Maximum operators per kernel (`max_fusion_size` of torch/_inductor/config.py)."""
 
 _APART = (
@@ -213,7 +213,7 @@ class _Planner:
         if not last or not all(one.is_fused and one.fits(elements) for one in last):
             return None
         last |= {one for one in sources if one.is_fused and one.fits(elements) and not one.is_read}
-        if sum(len(one.launches) for one in last) >= MOST_FUSED:
+        if sum(len(one.launches) for one in last) >= MAX_FUSED:
             return None
         kernel, *others = sorted(last, key=lambda one: one.launches[0])
         for other in others:

@@ -12,7 +12,7 @@ from switchml.files import read_json
 from switchml.pages import page, panels
 from switchml.units import bytes_text, memory_text, time_text
 
-MOST_FIGURES = 400
+MAX_FIGURES = 400
 """Maximum number of rows in the table of figures."""
 _SKIPPED = ("assumptions", "wall_s", "events")
 
@@ -91,7 +91,7 @@ def _figures(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     flat = [dict(_flat(result)) for result in results]
     common = [name for name in flat[0] if all(name in one for one in flat)]
     rows = []
-    for name in common[:MOST_FIGURES]:
+    for name in common[:MAX_FIGURES]:
         values = [one[name] for one in flat]
         cells = [_text(name, value) for value in values]
         first = values[0]

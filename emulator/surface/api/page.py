@@ -9,7 +9,7 @@ from emulator.surface.report.page import Chart, Curve, Page
 from emulator.traces.whatif.faster import what_if
 from switchml.units import memory_text, time_text
 
-MOST_REPLAYED_OPS = 2_000_000
+MAX_REPLAYED_OPS = 2_000_000
 """Maximum size of jobs that are replayed with one resource sped up, for the report."""
 
 
@@ -54,7 +54,7 @@ def page_of(
         settings=settings,
         memory_bytes=emulation.memory.parts(),
         memory_limit_bytes=cluster.device.memory_bytes,
-        helps=what_if(emulation.played) if helps and len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
+        helps=what_if(emulation.played) if helps and len(emulation.played.graph.ops) <= MAX_REPLAYED_OPS else {},
         charts=charts(rows, axes),
         assumptions=[*(f"warning: {line}" for line in emulation.warnings()), *emulation.assumptions()],
     )

@@ -20,7 +20,7 @@ from switchml.cli.options import TIME, Count, given_parameters, option
 from switchml.runtime import cache
 
 AGGREGATORS = ["p4", "bmv2", "software"]
-MOST_ON_A_SWITCH = 32
+MAX_ON_A_SWITCH = 32
 SGD_LR, ADAM_LR = 0.05, 0.005
 PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 
@@ -248,8 +248,8 @@ def train(
     is_software = aggregator == "software"
     if transport != "auto" and (transport == "frames") == is_software:
         raise click.UsageError(f"--transport {transport}: {aggregator} is not reached that way; use auto")
-    if not is_software and workers > MOST_ON_A_SWITCH:
-        raise click.UsageError(f"--ranks {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
+    if not is_software and workers > MAX_ON_A_SWITCH:
+        raise click.UsageError(f"--ranks {workers}: a P4 switch takes {MAX_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
     if authenticate and not is_software:

@@ -18,7 +18,7 @@ from switchml.units import time_text
 
 SHORT = {"exposed communication": "communication"}
 """Name of a part where its hidden time counts too, or where it is on the critical path."""
-MOST_RANKS = 16
+MAX_RANKS = 16
 """Maximum ranks in the page's plots: those that findings and the critical path name, then the first ones."""
 
 
@@ -62,7 +62,7 @@ def _shown(diagnosis: Diagnosis) -> np.ndarray:
     named = [sighting.rank for finding in diagnosis.findings for sighting in finding.sightings]
     named += context.rank[context.path.op].tolist()
     ranks = list(dict.fromkeys([*named, *range(len(context.graph.ranks))]))
-    return np.array(sorted(ranks[:MOST_RANKS]))
+    return np.array(sorted(ranks[:MAX_RANKS]))
 
 
 def _rows(diagnosis: Diagnosis, shown: np.ndarray) -> dict[str, dict[str, float]]:

@@ -11,7 +11,7 @@ from emulator.traces.diagnosis.checks import Diagnosis
 from switchml import plotting
 from switchml.units import TimeUnit
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 
 
 def write_report(diagnosis: Diagnosis, path: Path, title: str) -> None:
@@ -21,7 +21,7 @@ def write_report(diagnosis: Diagnosis, path: Path, title: str) -> None:
         return
     context, findings = diagnosis.context, diagnosis.findings
     unit = TimeUnit([context.iteration_s])
-    rows = context.causes.by_rank()[:MOST_RANKS]
+    rows = context.causes.by_rank()[:MAX_RANKS]
     names = [context.short_name(rank) for rank in range(len(rows))]
     height = 2.5 + max(0.3 * len(rows), 0.5 * len(findings))
     with plotting.figure(path, title, (14 if findings else 8, height), columns=1 + bool(findings)) as (causes, *others):

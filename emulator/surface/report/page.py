@@ -19,7 +19,7 @@ from switchml.units import GIB, memory_text, time_text
 
 Share = tuple[str, float, float]
 """(name, seconds, share of the total)."""
-MOST_LANES = 16
+MAX_LANES = 16
 """Maximum ranks in the page's timeline."""
 
 
@@ -144,7 +144,7 @@ def _content(content: Page) -> dict[str, Any]:
 def ranks_shown(played: Replayed) -> np.ndarray:
     """The ranks of the page's timeline, int64: all, or one of each stage."""
     graph = played.graph
-    return shown_ranks(graph, most_ops=0 if len(graph.ranks) > MOST_LANES else len(graph.ops))[:MOST_LANES]
+    return shown_ranks(graph, most_ops=0 if len(graph.ranks) > MAX_LANES else len(graph.ops))[:MAX_LANES]
 
 
 def memory_chart(rows_bytes: Mapping[str, Mapping[str, float]]) -> charts.Spec:
@@ -165,7 +165,7 @@ def stage_rows(played: Replayed, charged: Parts | None = None) -> dict[str, dict
     """Seconds for all ranks, then for each stage: name → part → seconds."""
     graph, charged = played.graph, charged or parts(played)
     chosen = {"all ranks": np.ones(len(graph.ranks), bool)}
-    if 1 < graph.stages() <= MOST_LANES:
+    if 1 < graph.stages() <= MAX_LANES:
         chosen |= {f"stage {stage}": graph.ranks.stage == stage for stage in range(graph.stages())}
     rows = {}
     for name, members in chosen.items():

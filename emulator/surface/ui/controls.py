@@ -18,11 +18,11 @@ from emulator.jobs.workload import job, models
 from emulator.surface.job_options import BY_NAME, DEFAULTS, type_of, with_options
 from switchml.errors import ConfigError
 
-MOST_POINTS = 64
+MAX_POINTS = 64
 """Maximum jobs of a sweep in the browser; the command line has no such limit."""
-MOST_CHARACTERS = 40
+MAX_CHARACTERS = 40
 """Maximum length of a value."""
-MOST_SHOWN = 18
+MAX_SHOWN = 18
 """Maximum characters of a placeholder."""
 
 
@@ -51,14 +51,14 @@ class Control:
     def placeholder(self) -> str:
         """The default's description in a word or two."""
         text = re.split(r"[:;,] | \(", self.unset)[0]
-        return text if len(text) <= MOST_SHOWN else "default"
+        return text if len(text) <= MAX_SHOWN else "default"
 
     def value(self, text: str) -> Any:
         """Parse the text that the browser sent. Raises ConfigError."""
         if self.choices:
             datafile.check_name(self.option, text, [value for value, _ in self.choices])
-        if len(text) > MOST_CHARACTERS:
-            raise ConfigError(f"{self.option} has {len(text):,} characters; expected at most {MOST_CHARACTERS}")
+        if len(text) > MAX_CHARACTERS:
+            raise ConfigError(f"{self.option} has {len(text):,} characters; expected at most {MAX_CHARACTERS}")
         try:
             return click.types.convert_type(type_of(*BY_NAME[self.name])).convert(text, None, None)
         except click.UsageError as error:
@@ -131,8 +131,8 @@ def axes(texts: Mapping[str, Any]) -> list[Axis]:
         found.append(axis)
     if not found:
         raise ConfigError("nothing to sweep: give values, such as 8:64:2x or 8,16,32")
-    if len(points(found)) > MOST_POINTS:
-        raise ConfigError(f"a sweep of more than {MOST_POINTS} jobs: let the command below run it")
+    if len(points(found)) > MAX_POINTS:
+        raise ConfigError(f"a sweep of more than {MAX_POINTS} jobs: let the command below run it")
     return found
 
 

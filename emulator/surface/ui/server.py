@@ -21,7 +21,7 @@ from switchml.pages.page import as_data, render
 
 log = logs.of("switchml.ui")
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Maximum size of a request body."""
 IDLE_S = 30.0
 """Idle time after which a connection is closed."""
@@ -85,12 +85,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        is_small = re.fullmatch(r"[0-9]{1,6}", length) is not None and int(length) <= MOST_BYTES
+        is_small = re.fullmatch(r"[0-9]{1,6}", length) is not None and int(length) <= MAX_BYTES
         self.close_connection |= not (is_small and self._is_known())  # The body is not read
         if not self._is_known():
             self._refuse()
         elif not is_small:
-            self._json(413, {"error": f"a request has at most {MOST_BYTES:,} bytes"})
+            self._json(413, {"error": f"a request has at most {MAX_BYTES:,} bytes"})
         else:
             self._calculate(self.rfile.read(int(length)))
 

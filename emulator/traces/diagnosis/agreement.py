@@ -13,7 +13,7 @@ from emulator.traces.events import LaneKind
 
 SLACK = 1e-6
 """Tolerance relative to the iteration, for sums of many numbers."""
-MOST_OFF = 0.1
+MAX_OFF = 0.1
 """Maximum deviation of the replay from the traced iteration: beyond it, the replay lacks something that the job waits
 for."""
 COMPUTES_AS_BEFORE = {
@@ -43,7 +43,7 @@ def check(context: DiagnosisContext, findings: Sequence[Finding]) -> None:
 def doubt(context: DiagnosisContext) -> list[str]:
     """Return a warning for reports whose replay is far off the trace."""
     traced_s = context.joined.iteration_s
-    if not traced_s or abs(context.iteration_s / traced_s - 1) <= MOST_OFF:
+    if not traced_s or abs(context.iteration_s / traced_s - 1) <= MAX_OFF:
         return []
     return [
         f"the replay is {context.iteration_s / traced_s - 1:+.0%} off the trace: the traces do not show all "

@@ -16,7 +16,7 @@ from emulator.traces.diagnosis import (
     stragglers,
     wire,
 )
-from emulator.traces.diagnosis.context import LEAST_SHARE, Codecs, DiagnosisContext, Finding
+from emulator.traces.diagnosis.context import MIN_SHARE, Codecs, DiagnosisContext, Finding
 from emulator.traces.joined import Joined
 from emulator.traces.whatif.faster import what_if
 
@@ -95,7 +95,7 @@ class Diagnosis:
         }
 
 
-def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
+def diagnose(joined: Joined, least_share: float = MIN_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
     """Replay a trace and run every check; findings below `least_share` are omitted. `codecs`: as in
     `DiagnosisContext`."""
     context = DiagnosisContext.of(joined, least_share=least_share, codecs=codecs)

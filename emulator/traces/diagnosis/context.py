@@ -24,7 +24,7 @@ from switchml.errors import Deadlock
 
 HIGH, MEDIUM = 0.10, 0.03
 """Smallest gains, as a share of the iteration, of findings of high and of medium severity."""
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 """Smallest reported gain, as a share of the iteration."""
 SHOWN = 5
 """Number of sightings per finding."""
@@ -116,7 +116,7 @@ class DiagnosisContext:
 
     joined: Joined
     played: Replayed
-    least_share: float = LEAST_SHARE
+    least_share: float = MIN_SHARE
     codecs: Callable[[], Codecs] = dict
     """Measures the candidate gradient codecs; called only if enough communication is exposed."""
 

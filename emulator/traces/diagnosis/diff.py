@@ -22,8 +22,8 @@ OPERATIONS = (What.COMPUTE, What.LAUNCH, What.LOAD, What.CODEC, What.COPY, What.
 """Operations compared by name; communication is compared by size."""
 FALSE_SHARE = 0.05
 """Expected share of chance among the differences called significant."""
-LEAST_ITERATIONS = 3
-LEAST_PAIRS = 3
+MIN_ITERATIONS = 3
+MIN_PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _mean_of_ranks(rows: list[np.ndarray]) -> np.ndarray:
 
 def _p(a: np.ndarray, b: np.ndarray) -> float | None:
     """Return the p-value of Welch's t-test; None for too few iterations."""
-    if min(len(a), len(b)) < LEAST_ITERATIONS:
+    if min(len(a), len(b)) < MIN_ITERATIONS:
         return None
     if max(a.std(), b.std()) <= 1e-9 * max(a.mean(), b.mean()):  # without scatter a t-test does not apply
         return 1.0 if np.isclose(a.mean(), b.mean(), rtol=1e-9) else 0.0
@@ -257,7 +257,7 @@ def _p(a: np.ndarray, b: np.ndarray) -> float | None:
 
 def _p_of_pairs(differences_s: np.ndarray) -> float | None:
     """Return the p-value of a paired t-test; None for too few pairs."""
-    if len(differences_s) < LEAST_PAIRS:
+    if len(differences_s) < MIN_PAIRS:
         return None
     if differences_s.std() <= 1e-9 * max(abs(differences_s).max(), 1e-12):  # without scatter a t-test does not apply
         return 0.0 if abs(differences_s).max() > 0 else 1.0

@@ -8,11 +8,11 @@ from emulator.traces.joined import GAP
 
 TIMES = 10.0
 """Minimum ratio of a first call's duration to the usual one of its name."""
-LEAST_S = 1e-4
+MIN_S = 1e-4
 LAUNCH_S = 2e-5
 """Maximum duration of a launch if no other call is available for comparison: 3 to 12 µs in published traces of V100,
 A100, MI250 and H200."""
-LEAST_OTHERS = 3
+MIN_OTHERS = 3
 """Minimum number of other calls of a name to determine the usual duration."""
 
 
@@ -45,14 +45,14 @@ def _excess(own: Iterations) -> np.ndarray:
     launches = events.what[calls] == What.LAUNCH
     name, elapsed_s = events.name[calls], own.self_s[calls]
     usual_s = np.full(len(calls), np.inf)
-    for each in np.unique(name[is_first & (elapsed_s >= LEAST_S)]).tolist():
+    for each in np.unique(name[is_first & (elapsed_s >= MIN_S)]).tolist():
         mine = name == each
         others = elapsed_s[mine & ~is_first]
-        if len(others) >= LEAST_OTHERS:
+        if len(others) >= MIN_OTHERS:
             usual_s[mine] = np.median(others)
         elif np.any(mine & launches):
             usual_s[mine] = min(LAUNCH_S, float(elapsed_s[mine].min()))
-    loads = is_first & (elapsed_s >= np.maximum(LEAST_S, TIMES * usual_s))
+    loads = is_first & (elapsed_s >= np.maximum(MIN_S, TIMES * usual_s))
     if not loads.any():
         return np.empty(0)
     excess = np.zeros(len(events))

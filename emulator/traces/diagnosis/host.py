@@ -12,9 +12,9 @@ from switchml.units import time_text
 
 REGULAR = 0.35
 """Maximum relative standard deviation of the distances between periodic pauses."""
-LEAST_HIT = 2
+MIN_HIT = 2
 """Minimum number of iterations with pauses."""
-MOST_REPLAYS = 10
+MAX_REPLAYS = 10
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -55,12 +55,12 @@ def _gaps(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
 
 def _pauses(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
     """Replay with and without gaps that other iterations do not have at the same place."""
-    if len(np.unique(host_pauses.iteration)) < LEAST_HIT:
+    if len(np.unique(host_pauses.iteration)) < MIN_HIT:
         return []
     clean_s = host_pauses.without(context.own_s)
     base_s = context.replayed_s(own_s=clean_s)
     hit = np.unique(host_pauses.iteration)
-    some = hit[:: max(1, int(np.ceil(len(hit) / MOST_REPLAYS)))]
+    some = hit[:: max(1, int(np.ceil(len(hit) / MAX_REPLAYS)))]
     lost_s = np.mean([context.replayed_s(own_s=host_pauses.added(clean_s, int(number))) - base_s for number in some])
     ranks = np.unique(host_pauses.rank)
     every = _every(host_pauses)

@@ -14,8 +14,8 @@ LATENCY_BOUND = 0.5
 """Minimum share of latency in the duration of a small collective."""
 SMALL_BYTES = 4096
 """Up to this size, the whole duration is latency, on any network."""
-LEAST_RUN = 3
-MOST_BETWEEN = 0.5
+MIN_RUN = 3
+MAX_BETWEEN = 0.5
 """Maximum compute time between two collectives, in latencies, for the second to count as independent of the first."""
 
 
@@ -88,12 +88,12 @@ def _runs(context: DiagnosisContext) -> list[np.ndarray]:
             run = [chosen[0]]
             for transfer in chosen[1:]:
                 until_s = context.played.transfer_start_s[transfer]
-                if _computed_s(context, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[transfer]:
+                if _computed_s(context, needed_s[run].min(), until_s) > MAX_BETWEEN * latency_s[transfer]:
                     runs.append(np.array(run))  # its result is used before: it can't be deferred
                     run = []
                 run.append(transfer)
             runs.append(np.array(run))
-    return [run for run in runs if len(run) >= LEAST_RUN]
+    return [run for run in runs if len(run) >= MIN_RUN]
 
 
 def _computed_s(context: DiagnosisContext, from_s: float, until_s: float) -> float:

@@ -22,7 +22,7 @@ from emulator.traces.whatif.transfers import all_reduces
 from switchml.errors import ConfigError, GraphError
 from switchml.units import bytes_text, time_text
 
-LEAST_EXPOSED = 0.03
+MIN_EXPOSED = 0.03
 """Minimum share of exposed communication in the iteration."""
 
 
@@ -49,7 +49,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     parts = context.causes.parts
     exposed_s = float(np.average(parts.by_rank[:, COMMUNICATION], weights=parts.weight))
     moves = context.communicates()
-    if exposed_s < LEAST_EXPOSED * context.iteration_s or not moves.any():
+    if exposed_s < MIN_EXPOSED * context.iteration_s or not moves.any():
         return []
     try:
         joined: Joined | None = changes.with_network(context.joined)

@@ -13,10 +13,10 @@ from emulator.traces.join import MEAN
 from emulator.traces.joined import GAP
 from emulator.traces.whatif.edits import on_stream
 
-LEAST_S = 1e-3
-LEAST_TIMES = 5.0
+MIN_S = 1e-3
+MIN_TIMES = 5.0
 """Minimum ratio to the usual gap."""
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """Minimum share of a typical iteration."""
 USUAL_FROM = 4
 """Minimum occurrences of a place to determine its usual gap."""
@@ -99,7 +99,7 @@ def _of_rank(context: DiagnosisContext, rank: int, own: Iterations) -> list[tupl
         place = place.ravel()
         usual_s = _medians(place, gap_s, len(count))[place]
         excess_s = gap_s - usual_s
-        is_long = excess_s >= np.maximum(np.maximum(LEAST_S, LEAST_TIMES * usual_s), LEAST_SHARE * typical_s)
+        is_long = excess_s >= np.maximum(np.maximum(MIN_S, MIN_TIMES * usual_s), MIN_SHARE * typical_s)
         starts_s = events.start_s[after]
         latest = np.searchsorted(ended_s, starts_s, side="right") - 1
         waits = (latest >= 0) & (starts_s - ended_s[np.maximum(latest, 0)] <= ENDED_S) if len(ended_s) else False

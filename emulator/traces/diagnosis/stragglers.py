@@ -13,13 +13,13 @@ from emulator.traces.whatif.edits import by_rank
 from switchml.units import time_text
 
 OWN = (Kind.COMPUTE, Kind.CODEC, Kind.COPY, Kind.CHECKPOINT)
-LEAST_EXCESS = 0.05
+MIN_EXCESS = 0.05
 """Relative excess of its own work from which on a rank counts as slow."""
 MOST_OF_IT = 0.6
 """Share of the excess from which on a single operation is reported as its cause."""
 PERSISTENT = 0.7
 """Share of slow iterations from which on a straggler is persistent."""
-MOST_REPLAYS = 10
+MAX_REPLAYS = 10
 
 
 def find(context: DiagnosisContext) -> list[Finding]:
@@ -29,7 +29,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     usual_s = usual(context)
     elapsed_s, should_s = _paces(context, usual_s)
     excess = np.divide(elapsed_s, should_s, out=np.ones(len(elapsed_s)), where=should_s > 0) - 1.0
-    slow = np.flatnonzero(excess > LEAST_EXCESS)
+    slow = np.flatnonzero(excess > MIN_EXCESS)
     findings = _persistent_ones(context, _by_host(context, slow), usual_s)
     findings += _uneven(context, usual_s)
     blamed = {rank for rank in slow.tolist() if _slow_share(context, rank)[0] >= PERSISTENT}
@@ -51,7 +51,7 @@ def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
     share = np.divide(middle, count, out=np.ones(count.shape), where=count > middle)
     excess_s = total_s * (1 - share)
     rank = int(np.argmax(excess_s.sum(axis=0)))
-    if excess_s[:, rank].sum() <= LEAST_EXCESS * total_s[:, rank].sum():
+    if excess_s[:, rank].sum() <= MIN_EXCESS * total_s[:, rank].sum():
         return []
     even_s = context.own_s.copy()
     even_s[own] = np.where(
@@ -174,13 +174,13 @@ def _persistent(
 def _occasional(context: DiagnosisContext, rank: int, usual_s: np.ndarray) -> list[Finding]:
     """Return the finding for a rank that is slow in some of the traced iterations."""
     factors = _factors(context, rank)
-    slow = factors > 1 + LEAST_EXCESS
+    slow = factors > 1 + MIN_EXCESS
     if len(factors) < 3 or not slow.any() or slow.mean() >= PERSISTENT:
         return []
     mine = (context.rank == rank) & _is_own(context)
     at_pace_s = np.where(mine, usual_s, context.own_s)
     fast_s = context.replayed_s(own_s=at_pace_s)
-    levels = np.sort(factors[slow])[:: max(1, int(np.ceil(slow.sum() / MOST_REPLAYS)))]
+    levels = np.sort(factors[slow])[:: max(1, int(np.ceil(slow.sum() / MAX_REPLAYS)))]
     lost_s = np.mean(
         [context.replayed_s(own_s=np.where(mine, usual_s * factor, at_pace_s)) - fast_s for factor in levels]
     )
@@ -234,7 +234,7 @@ def _slow_share(context: DiagnosisContext, rank: int) -> tuple[float, int]:
     """Return (share of iterations in which the rank was slow, number of iterations); with fewer than three, the share
     is 1."""
     factors = _factors(context, rank)
-    return (float(np.mean(factors > 1 + LEAST_EXCESS)) if len(factors) >= 3 else 1.0), len(factors)
+    return (float(np.mean(factors > 1 + MIN_EXCESS)) if len(factors) >= 3 else 1.0), len(factors)
 
 
 def _by_host(context: DiagnosisContext, ranks: np.ndarray) -> list[list[int]]:

@@ -9,7 +9,7 @@ from switchml import tables
 from switchml.terminal import say
 from switchml.units import TimeUnit, time_text
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 LATE_BY_CHANCE = 0.02
 """Maximum share by which the mean iteration may be shorter than traced without a remark."""
 COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
@@ -58,14 +58,14 @@ def _by_rank(diagnosis: Diagnosis) -> tables.Table:
         tables.text("waits most for", drop=1),
     ]
     table = tables.Table(columns, title="Where the time goes")
-    for rank, row in list(enumerate(rows))[:MOST_RANKS]:
+    for rank, row in list(enumerate(rows))[:MAX_RANKS]:
         waited_s = context.causes.waiting_s[rank].copy()
         waited_s[rank] = 0.0
         peer = int(waited_s.argmax())
         most = f"{context.short_name(peer)} ({time_text(float(waited_s[peer]))})" if waited_s[peer] > 0 else "nobody"
         table.add(context.short_name(rank), *map(unit.text, row.values()), most)
-    if len(rows) > MOST_RANKS:
-        table.notes = [f"{len(rows) - MOST_RANKS} further ranks are not shown."]
+    if len(rows) > MAX_RANKS:
+        table.notes = [f"{len(rows) - MAX_RANKS} further ranks are not shown."]
     return table
 
 

@@ -12,10 +12,10 @@ from switchml.units import bytes_text, time_text
 
 STANDS_STILL = 5.0
 """Minimum ratio of a gap before a retransmission to the usual distance between records."""
-LEAST_STILL_S = 5e-4
+MIN_STILL_S = 5e-4
 SLOWER = 1.5
 """Minimum ratio of a slow machine's time per byte to the usual one."""
-LEAST_BYTES = 64 * 1024
+MIN_BYTES = 64 * 1024
 """Minimum size of collectives considered: smaller ones show latency, not bandwidth."""
 
 
@@ -117,7 +117,7 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
         apart_s = np.diff(wire.at_s[run])
         if not len(apart_s):
             continue
-        limit_s = max(STANDS_STILL * float(np.median(apart_s)), LEAST_STILL_S)
+        limit_s = max(STANDS_STILL * float(np.median(apart_s)), MIN_STILL_S)
         still = (apart_s > limit_s) & lost[run[1:]]
         if still.any():
             standing = np.stack([wire.at_s[run[:-1]][still], wire.at_s[run[1:]][still]], axis=1)
@@ -129,7 +129,7 @@ def _slow_host(context: DiagnosisContext) -> list[Finding]:
     """Find a machine whose transfers with others are all slow, where transfers without it are not."""
     graph = context.graph
     size = graph.op_types.bytes[graph.transfers.op_type]
-    measured = np.flatnonzero(context.communicates() & (size >= LEAST_BYTES) & (context.transfer_s > 0))
+    measured = np.flatnonzero(context.communicates() & (size >= MIN_BYTES) & (context.transfer_s > 0))
     host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(context.joined.traces)])
     members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.transfers.group)}
     between = [len(members[int(graph.transfers.group[transfer])]) > 1 for transfer in measured]

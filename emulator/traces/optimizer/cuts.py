@@ -19,7 +19,7 @@ from emulator.traces.whatif.edits import edges
 from emulator.traces.whatif.gradients import gradients
 from switchml.runtime.jit import kernel
 
-MOST_BUCKETS = 64
+MAX_BUCKETS = 64
 """Maximum number of buckets considered."""
 
 
@@ -61,7 +61,7 @@ def fastest(
     """Return (caps in bytes, codec of each bucket) of the buckets with the earliest end of the last all-reduce, each
     with an additional cost of `uncertainty_s`. Gradients have `sizes` bytes and are final at `ready_s`, which must not
     decrease."""
-    first, option, end_s = path(ready_s, sizes, *columns(options), min(len(sizes), MOST_BUCKETS))
+    first, option, end_s = path(ready_s, sizes, *columns(options), min(len(sizes), MAX_BUCKETS))
     left = int(np.argmin(end_s[:, -1] + uncertainty_s * np.arange(len(end_s))))
     bucket = np.zeros(len(sizes), np.int64)
     codecs = []

@@ -16,7 +16,7 @@ from emulator.traces.whatif import codec
 from emulator.traces.whatif import network as networks
 from emulator.traces.whatif.codec_costs import CodecCost
 from emulator.traces.whatif.gradients import gradients
-from emulator.traces.whatif.transfers import LEAST_FIXED_S, fit
+from emulator.traces.whatif.transfers import MIN_FIXED_S, fit
 from switchml.errors import ConfigError, GraphError
 from switchml.units import time_text
 
@@ -72,7 +72,7 @@ class Machine:
         most = network.transfer(ranks).bytes_per_s if link_bps else np.inf
         traced = fit(joined, transfers, most)
         if uncertainty_s is None:
-            uncertainty_s = max(joined.scatter_s, min(traced.fixed_s, LEAST_FIXED_S))
+            uncertainty_s = max(joined.scatter_s, min(traced.fixed_s, MIN_FIXED_S))
         return cls(network, traced, ranks, uncertainty_s=uncertainty_s, **known)
 
     @property

@@ -21,7 +21,7 @@ from switchml.runtime.folders import TemporaryFolder
 
 WARM_UP_STEPS = 5
 """Steps excluded at the start: DDP's first step broadcasts, its second builds buckets; codecs compile."""
-LEAST_STEPS = 3
+MIN_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ def median_step_s(folder: Path) -> float:
     """Return the median step time of the ranks that wrote theirs to `folder`, without the first steps."""
     ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
     steps = min((len(times) for times in ranks), default=0)
-    if steps < WARM_UP_STEPS + 1 + LEAST_STEPS:
+    if steps < WARM_UP_STEPS + 1 + MIN_STEPS:
         raise ConfigError(
             f"the ranks made {steps} steps with a torch optimizer; expected at least "
-            f"{WARM_UP_STEPS + 1 + LEAST_STEPS}, in a Python that has switchml installed"
+            f"{WARM_UP_STEPS + 1 + MIN_STEPS}, in a Python that has switchml installed"
         )
     each = [[after - before for before, after in zip(times, times[1:], strict=False)] for times in ranks]
     mean_s = [sum(step) / len(ranks) for step in zip(*each, strict=False)]

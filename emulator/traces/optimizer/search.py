@@ -32,7 +32,7 @@ DEFAULT_ALLOW = ("buckets", "allreduce")
 CAPS = tuple(int(mib * MIB) for mib in (0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 50, 100))
 MICRO_BATCHES = (1, 2, 4, 8)
 BATCHES = (1.0, 0.5, 2.0, 4.0, 8.0, 16.0)
-CLIMBS, MOST_MOVES = 9, 3
+CLIMBS, MAX_MOVES = 9, 3
 """Settings tried near each proposal, and bucket boundaries moved in each: replays are cheaper than proposals."""
 GAIN = 1e-6
 """Minimum relative gain."""
@@ -279,7 +279,7 @@ class Search:
             if count <= left:
                 for setting in combinations(values):
                     self.judge(self.objective.cut(setting, self.codecs(setting)) if cut else setting)
-                most = f", at most {cuts.MOST_BUCKETS}" if len(self.sizes) > cuts.MOST_BUCKETS else ""
+                most = f", at most {cuts.MAX_BUCKETS}" if len(self.sizes) > cuts.MAX_BUCKETS else ""
                 buckets = f"exact: every combination, each with the best buckets{most}"
                 self.result.how = buckets if cut else "exact: all tried"
                 return
@@ -326,7 +326,7 @@ class Search:
 
     def climb(self, evaluation: Evaluation, rng: np.random.Generator) -> Evaluation:
         """Return the best of a setting and some in which a few bucket boundaries are moved, one after the other."""
-        for moves in rng.integers(1, MOST_MOVES + 1, CLIMBS):
+        for moves in rng.integers(1, MAX_MOVES + 1, CLIMBS):
             bucket = assign(self.sizes, evaluation.setting.buckets or (self.sizes.sum(),))
             cut = np.diff(bucket)
             if not len(cut):

@@ -23,7 +23,7 @@ from switchml.errors import ConfigError
 MIB = 1 << 20
 DDP_CAPS = (1 * MIB, 25 * MIB)
 """DDP's defaults, in bytes."""
-MOST_MOVES = 10_000
+MAX_MOVES = 10_000
 """Maximum number of ops moved in sequence; a graph with more has a cycle, which a replay reports."""
 
 
@@ -87,7 +87,7 @@ def _after_needed(order: np.ndarray, owner: np.ndarray, on: np.ndarray) -> np.nd
     key[order] = np.arange(len(order))
     here = ~np.isnan(key[owner]) & ~np.isnan(key[on])
     owner, on, step = owner[here], on[here], 0.5 / (count + 1)
-    for _ in range(MOST_MOVES):
+    for _ in range(MAX_MOVES):
         if not len(late := np.flatnonzero(key[owner] <= key[on])):
             break
         np.maximum.at(key, owner[late], key[on[late]] + step)

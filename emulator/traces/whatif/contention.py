@@ -17,19 +17,19 @@ from emulator.traces.joined import GAP, Contention, Identity, Joined
 from emulator.traces.whatif.edits import durations, latest, with_durations
 from emulator.traces.whatif.transfers import all_reduces
 
-LEAST_ITERATIONS = 4
+MIN_ITERATIONS = 4
 """Minimum number of iterations to determine typical durations."""
 CONTENDED, ALONE = 0.5, 0.05
 """Minimum share of overlap with communication of a disturbed op, and maximum of an undisturbed one."""
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """Minimum share of its traced time that an op is assumed to need."""
 PASSES = 2
 """Longer ops move others into or out of the communication's time; the second pass moves hardly any."""
 
 
 def measure(iterations: Sequence[Joined]) -> Contention | None:
-    """Measure contention in traced iterations; None for fewer than LEAST_ITERATIONS."""
-    if len(iterations) < LEAST_ITERATIONS:
+    """Measure contention in traced iterations; None for fewer than MIN_ITERATIONS."""
+    if len(iterations) < MIN_ITERATIONS:
         return None
     samples: dict[tuple, list[_Sample]] = defaultdict(list)
     for joined in iterations:
@@ -41,7 +41,7 @@ def measure(iterations: Sequence[Joined]) -> Contention | None:
     elapsed_s: dict[int, float] = defaultdict(float)
     left_s: dict[int, float] = defaultdict(float)
     for (rank, is_gap, *_), rows in samples.items():
-        if len(rows) < LEAST_ITERATIONS:
+        if len(rows) < MIN_ITERATIONS:
             continue
         quiet_s = usual.get((rank, is_gap), 1.0) * min(row.elapsed_s for row in rows)
         for row in rows:
@@ -67,7 +67,7 @@ def disturbed(joined: Joined, contention: Contention) -> Joined:
     shares = {op: share.get(identity, 1.0 / factor.get(identity[0], 1.0)) for op, _, identity in _named(joined)}
     ops = np.fromiter(shares, np.int64, len(shares))
     quiet_s = durations(joined)[ops]
-    most_s = quiet_s / np.maximum(list(shares.values()), LEAST_SHARE)
+    most_s = quiet_s / np.maximum(list(shares.values()), MIN_SHARE)
     changed = joined
     for _ in range(PASSES):
         played = replay(changed.graph, changed.costs)
@@ -116,7 +116,7 @@ def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bo
     """Return (rank, whether gaps) → the sum of means over the sum of minima of ops that are never disturbed."""
     sums: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for (rank, is_gap, *_), rows in samples.items():
-        if len(rows) >= LEAST_ITERATIONS and all(row.contended <= ALONE for row in rows):
+        if len(rows) >= MIN_ITERATIONS and all(row.contended <= ALONE for row in rows):
             sums[rank, is_gap][0] += float(np.mean([row.elapsed_s for row in rows]))
             sums[rank, is_gap][1] += min(row.elapsed_s for row in rows)
     return {key: usual_s / least_s for key, (usual_s, least_s) in sums.items() if least_s > 0}

@@ -12,10 +12,10 @@ from emulator.traces.network import TransferCost
 from emulator.traces.whatif.edits import latest, with_costs
 from switchml.errors import GraphError
 
-LEAST_FIXED_S = 3e-4
+MIN_FIXED_S = 3e-4
 """Minimum fixed time of a small all-reduce between hosts; half of the shortest traced one if that is less."""
 
-LEAST_LEFT = 0.05
+MIN_LEFT = 0.05
 """Minimum share of a collective's duration that remains when its transfer is made faster."""
 
 
@@ -61,7 +61,7 @@ def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: f
         per_byte_s = 1 / most_bytes_per_s
         fixed_s = max(0.0, float(np.mean((busy_s - moved * per_byte_s) / count)))
     assumed = ""
-    least_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
+    least_s = min(MIN_FIXED_S, 0.5 * float((busy_s / count).min()))
     if fixed_s < least_s:
         fixed_s = least_s
         per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
@@ -77,7 +77,7 @@ def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: f
 def changed_s(elapsed_s: np.ndarray, was_s: np.ndarray | float, now_s: np.ndarray | float) -> np.ndarray:
     """Return the durations of collectives that took `elapsed_s` after the model's estimate changes from `was_s` to
     `now_s`, float64."""
-    return np.maximum(elapsed_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, elapsed_s))
+    return np.maximum(elapsed_s + now_s - was_s, MIN_LEFT * np.minimum(now_s, elapsed_s))
 
 
 def used_bytes_per_s(joined: Joined) -> float:

@@ -19,7 +19,7 @@ from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra import file
 from emulator.traces.readers.chakra.file import attribute
 
-LEAST_S = 1e-6
+MIN_S = 1e-6
 """Shorter remainders have no separate slice: an event's last own microsecond is added to its first slice."""
 
 
@@ -144,7 +144,7 @@ def slices(trace: RankTrace) -> Slices:
         """Add time of the innermost open event, or a gap, until `until_s`."""
         nonlocal now_s
         from_s = max(now_s, min(ready_s[leads_to], until_s)) if leads_to != NONE else now_s
-        if until_s - from_s > LEAST_S:
+        if until_s - from_s > MIN_S:
             owner = open_events[-1] if open_events else NONE
             if open_events and rows[-1][0] == owner and rows[-1][3] == 0.0 and from_s <= rows[-1][2]:
                 rows.pop()  # its beginning and its first own time are one slice

@@ -19,7 +19,7 @@ import numpy as np
 
 from host_agent.compression.adaptive.network import GATHER, SUM, Network, Sample
 from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_error_feedback
-from host_agent.compression.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
+from host_agent.compression.adaptive.schedule import MIN_PROBE_BYTES, Calendar, Prober, Watch
 from host_agent.compression.compressed import Echo, Meter, RankCompressor, Reducer, context_of, drive, warm_up
 from switchml import codecs
 from switchml.codecs import Codec, Max, StepContext, Sum
@@ -207,7 +207,7 @@ class AutoCompressor(RankCompressor):
     def _make_sure(self) -> None:
         """After an alarm, confirm the estimated rate, which may be an outlier: probe it, and agree on the result at
         once."""
-        self._probe_rate(LEAST_PROBE_BYTES)
+        self._probe_rate(MIN_PROBE_BYTES)
         context = context_of(self.reducer, "probed")
         times = np.array([-self._probe[1], -self._decision_s], np.float32)
         probe_s, latency_s = (-float(least) for least in self.reducer.reduce(Max(times), context))

@@ -24,7 +24,7 @@ PROBE_COUNTS."""
 LASTING_STEPS, CLEARLY = 16, 8.0
 """Unless samples are slower by the factor CLEARLY, or include a probe, they must span LASTING_STEPS steps: other load
 on the machine has passed by then."""
-LEAST_SHARE = 0.05
+MIN_SHARE = 0.05
 """Minimum share of a sample's time attributed to its bytes, however long the requests take, so that an estimate is
 never 0."""
 VISIBLE_SHARE = 0.35
@@ -140,7 +140,7 @@ class Network:
     def _add(self, step: int, sample: Sample) -> None:
         if sample.route == GATHER and self._rates and self._takes_for_latency(sample):
             return
-        bulk_s = max(sample.seconds - sample.requests * self.latency_of(sample.route), LEAST_SHARE * sample.seconds)
+        bulk_s = max(sample.seconds - sample.requests * self.latency_of(sample.route), MIN_SHARE * sample.seconds)
         self._share = bulk_s / max(sample.seconds, 1e-9)
         if self.is_rate_visible:
             if not self._odd:

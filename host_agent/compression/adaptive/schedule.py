@@ -15,16 +15,16 @@ WORRY, ALARM = 2.0, 8.0
 DECISION_SHARE = 0.03
 """Maximum share of the time spent on agreement, unless steps are so long that one decision per step takes less. While
 decisions change nothing, the pause between them doubles."""
-MOST_STEPS = 64
+MAX_STEPS = 64
 """Maximum number of steps between two decisions. `Watch` detects changes in between."""
-REPORT_SHARE, MOST_UNREPORTED, MOST_UNREPORTED_FEW = 0.03, 8, 16
+REPORT_SHARE, MAX_UNREPORTED, MAX_UNREPORTED_FEW = 0.03, 8, 16
 """A report of a step's time is asynchronous, but is still a collective: reports may take REPORT_SHARE of the time, as
-if they were synchronous, or are made after every MOST_UNREPORTED steps; after every MOST_UNREPORTED_FEW where the steps
+if they were synchronous, or are made after every MAX_UNREPORTED steps; after every MAX_UNREPORTED_FEW where the steps
 send so few bytes that a slower network would hardly matter."""
 PROBE_SHARE = 0.015
 """Maximum share of the time spent on measuring the rate with probes while steps send too few bytes to show it."""
-LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 1 << 13, 1 << 20
-MOST_LEAST_BYTES = 1 << 16
+MIN_PROBE_BYTES, MAX_PROBE_BYTES = 1 << 13, 1 << 20
+MAX_MIN_BYTES = 1 << 16
 """Limit to which the first probe grows if smaller ones were misleading: token buckets let a few bytes pass at any rate.
 """
 LASTING_S = 0.5
@@ -44,14 +44,14 @@ class Calendar:
         whether the next decision is likely to change the choice."""
         in_steps = network.latency_s / step_s if step_s > 0 else 0.0
         least = max(1, math.ceil(in_steps / DECISION_SHARE))
-        self._pause = min(MOST_STEPS, least if is_open else max(least, 2 * self._pause))
-        most = MOST_UNREPORTED if network.is_rate_felt else MOST_UNREPORTED_FEW
+        self._pause = min(MAX_STEPS, least if is_open else max(least, 2 * self._pause))
+        most = MAX_UNREPORTED if network.is_rate_felt else MAX_UNREPORTED_FEW
         self._report_every = max(1, min(most, math.ceil(in_steps / REPORT_SHARE)))
         self.decide_at, self.decided_at = step + self._pause, step
 
     def hasten(self, step: int, steps: float = 1) -> None:
         """Bring the next decision forward to at most `steps` steps after `step`."""
-        self.decide_at = min(self.decide_at, step + max(1, math.ceil(min(steps, MOST_STEPS))))
+        self.decide_at = min(self.decide_at, step + max(1, math.ceil(min(steps, MAX_STEPS))))
 
     def is_reported(self, step: int) -> bool:
         """Whether to report the time of `step`; not right before a decision, which includes it anyway."""
@@ -87,7 +87,7 @@ class Prober:
     """Sends probes, transfers that only measure the rate: small at first, larger if they were too fast to be timed."""
 
     def __init__(self) -> None:
-        self._least = self._bytes = LEAST_PROBE_BYTES
+        self._least = self._bytes = MIN_PROBE_BYTES
         self._probed_at_s = 0.0
         self._regime = -1
         self._new_regime = -2, 0.0  # regime that a probe detected first, and the time of detection
@@ -104,7 +104,7 @@ class Prober:
             if (
                 self._new_regime[0] == self._regime and now_s - self._new_regime[1] < LASTING_S
             ):  # the probe was too small to show the rate
-                self._least = min(2 * self._least, MOST_LEAST_BYTES)
+                self._least = min(2 * self._least, MAX_MIN_BYTES)
             self._regime, self._bytes = network.regime, self._least
         self._expected_s = network.seconds(1, self._bytes)
         wait_s = self._probed_at_s + self._expected_s / PROBE_SHARE - now_s
@@ -118,7 +118,7 @@ class Prober:
         before it."""
         regime = network.regime
         is_visible = network.learn_probe(wire_bytes, seconds, latency_s)
-        self._bytes = wire_bytes if is_visible else min(4 * wire_bytes, MOST_PROBE_BYTES)
+        self._bytes = wire_bytes if is_visible else min(4 * wire_bytes, MAX_PROBE_BYTES)
         # Time beyond the expected is compensated by a longer pause before the next probe.
         self._probed_at_s = self._now_s + max(0.0, seconds - self._expected_s) / PROBE_SHARE
         if network.regime != regime:  # continue at once, with larger probes: the rate may have changed further

@@ -10,7 +10,7 @@ import numpy as np
 
 from host_agent.loading.sources.base import Traffic, joined
 from host_agent.loading.sources.files import Files, is_local
-from host_agent.loading.sources.records import GAP_BYTES, MOST_BYTES
+from host_agent.loading.sources.records import GAP_BYTES, MAX_BYTES
 from switchml.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ class Rows:
         self._array, self._name, self._files = array, name, files
         self.sample_bytes = int(array.dtype.itemsize * np.prod(array.shape[1:], dtype=np.int64))
         self._gap = max(gap_bytes // max(self.sample_bytes, 1), chunk - 1)
-        self._most = max(MOST_BYTES // max(self.sample_bytes, 1), chunk)
+        self._most = max(MAX_BYTES // max(self.sample_bytes, 1), chunk)
         self._lock = threading.Lock()  # h5py's files are not safe for concurrent use
         self.traffic = Traffic()
 

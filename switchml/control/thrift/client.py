@@ -15,7 +15,7 @@ from switchml.control.thrift import protocol
 from switchml.control.thrift.idl import ServiceCall, interface
 from switchml.errors import ControlError
 
-MOST_AHEAD = 128
+MAX_AHEAD = 128
 """Maximum number of calls in flight: few enough that neither side's socket buffer fills up while the other one writes.
 """
 
@@ -42,8 +42,8 @@ class Client:
         call = self.interface.services[service][name]
         results: list[Any] = []
         refusal: ControlError | None = None
-        for start in range(0, len(many), MOST_AHEAD):
-            part = many[start : start + MOST_AHEAD]
+        for start in range(0, len(many), MAX_AHEAD):
+            part = many[start : start + MAX_AHEAD]
             out = bytearray()
             for arguments in part:
                 self._sequence += 1

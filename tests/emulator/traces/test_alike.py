@@ -38,7 +38,7 @@ def test_none_where_too_much_differs(first, second, most):
 
 
 def test_what_an_iteration_lacks_takes_it_no_time_where_the_next_one_begins(monkeypatch):
-    monkeypatch.setitem(in_place.__globals__, "MOST_DIFFERENT", 0.5)
+    monkeypatch.setitem(in_place.__globals__, "MAX_DIFFERENT", 0.5)
     typical = Job(ddp_traces.ddp()).cuts(0)[0]
     kept = np.arange(len(typical)) != (gone := int(np.flatnonzero(typical.what == What.COMPUTE)[3]))
     fields = {f.name: getattr(typical, f.name) for f in dataclasses.fields(typical)}

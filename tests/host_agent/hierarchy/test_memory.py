@@ -47,7 +47,7 @@ def wrapped(value: int, bits: int) -> int:
 
 @given(
     ranks=st.integers(1, 5),
-    count=st.sampled_from([1, 7, 4097, memories._LEAST_SHARED - 1, memories._LEAST_SHARED, 40_001]),
+    count=st.sampled_from([1, 7, 4097, memories._MIN_SHARED - 1, memories._MIN_SHARED, 40_001]),
     dtype=st.sampled_from(["float32", "float64"]),
     divisor=st.sampled_from([1, 3, 8]),
     seed=st.integers(0, 2**32),
@@ -98,7 +98,7 @@ def test_integers_are_exact_and_overflow_is_noticed(ranks, dtype, divisor, data)
         assert result.tolist() == [truncated(wrapped(total, bits), divisor) for total in totals]
 
 
-@pytest.mark.parametrize("count", [1, memories._LEAST_SHARED, 100_003, memories.BLOCK_BYTES // 4])
+@pytest.mark.parametrize("count", [1, memories._MIN_SHARED, 100_003, memories.BLOCK_BYTES // 4])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_shares_cover_a_block_once(ranks, count):
     ends = [view._share(count) for view in shared(ranks)]
@@ -116,7 +116,7 @@ def test_counts_and_the_leaders_word():
     first.announce(READY, wire="int32")
     assert second.state == READY and second.facts() == {"wire": "int32"}
     first.announce(FAILED, message="x" * 10_000)
-    assert second.state == FAILED and second.facts()["message"] == "x" * memories._MOST_TEXT
+    assert second.state == FAILED and second.facts()["message"] == "x" * memories._MAX_TEXT
     first.records[1, DEPTH - 1, :] = 7
     assert (second.records[1, DEPTH - 1] == 7).all() and (second.records[0] == 0).all()
     first.waits_for[255] = 1

@@ -59,7 +59,7 @@ def test_strangers_keep_nobody_from_borrowing(pair):
 
 def test_only_so_many_strangers_at_once(pair, monkeypatch):
     (lender, borrower), addresses = pair
-    strangers = [socket.create_connection(addresses[0]) for _ in range(peers.MOST_STRANGERS + 8)]
+    strangers = [socket.create_connection(addresses[0]) for _ in range(peers.MAX_STRANGERS + 8)]
     for each in strangers:
         each.settimeout(100)
         while each.recv(1024):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from host_agent.sharded import LEAST_PART
+from host_agent.sharded import MIN_PART
 from switchml.aggregator.threads import ThreadedDataplane
 from switchml.control import client
 from switchml.control.dataplane import JobSpec, PartSpec
@@ -115,18 +115,18 @@ def test_one_address_is_enough_for_two_threads(authenticate, monkeypatch):
         agents = join_all(aggregator.address, 2, job="two", transport="udp", authenticate=authenticate)
         parts = getattr(agents[0], "_agents", agents[:1])
         assert len(parts) == min(2, len(os.sched_getaffinity(0)))
-        numel = 2 * 256 * LEAST_PART + 300
+        numel = 2 * 256 * MIN_PART + 300
         values = [np.full(numel, rank + 1, np.float32) for rank in range(2)]
         for size in (numel, 500, 500):
             results = good(on_all(range(2), lambda rank, size=size: agents[rank].allreduce(values[rank][:size])))
             assert all((result == 3).all() for result in results)
         shares = [sorted(share_of_cores(part, 2)) for part in range(len(parts))] if len(parts) > 1 else []
         assert sorted(moves) == sorted(2 * shares), "each rank's threads, for the long tensor alone"
-        assert all(part.stats()["received"] >= LEAST_PART for part in parts)
+        assert all(part.stats()["received"] >= MIN_PART for part in parts)
         (job,) = aggregator.status().jobs
         assert job.name == "two" and job.slots == 4096 * len(parts)
         seals = len(parts) + 1 + 1  # one for each part of a tensor
-        assert job.ranks[0].counters["accepted"] == 2 * LEAST_PART + 2 + 2 + 2 + seals
+        assert job.ranks[0].counters["accepted"] == 2 * MIN_PART + 2 + 2 + 2 + seals
         leave_all(agents)
     finally:
         assert aggregator.stop() == 0

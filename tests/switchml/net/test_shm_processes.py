@@ -28,7 +28,7 @@ from tests.support.segments import CAPACITY, packet, push_up, row
 ROOT = Path(__file__).resolve().parents[3]
 LAST = 99
 """Length of the last packet."""
-MOST_S = 100.0
+MAX_S = 100.0
 """How long a process waits for the other one; more means that something was lost."""
 
 
@@ -54,7 +54,7 @@ def other_process(role: str, *arguments: str):
 
 
 def wait_for(condition, asleep=lambda: time.sleep(0)) -> None:
-    deadline = time.monotonic() + MOST_S
+    deadline = time.monotonic() + MAX_S
     while not condition():
         assert time.monotonic() < deadline, "nothing came"
         asleep()
@@ -156,7 +156,7 @@ class Sleeper:
             shm.announce_sleep(self.at, self.me, 1)
             if not self.waits():
                 self.sleeps += 1
-                if not select.select([self.socket], [], [], MOST_S)[0]:
+                if not select.select([self.socket], [], [], MAX_S)[0]:
                     raise AssertionError("slept on, with something in the ring" if self.waits() else "nothing came")
                 self.socket.recv(1)
             shm.announce_sleep(self.at, self.me, 0)

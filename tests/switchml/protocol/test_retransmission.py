@@ -128,11 +128,11 @@ def test_a_round_sent_shortly_before_is_not_taken_for_lost():
     rank = Rank(1)
     rank(0)
     rank.start(1)
-    rank(rules.LEAST_REORDERING)
-    assert rank(rules.LEAST_REORDERING + 1, rank.result(1)) == []
+    rank(rules.MIN_REORDERING)
+    assert rank(rules.MIN_REORDERING + 1, rank.result(1)) == []
     rank.start(1)
-    rank(rules.LEAST_REORDERING + 1)
-    assert seqs(rank(rules.LEAST_REORDERING + 2, rank.result(2))) == [0]
+    rank(rules.MIN_REORDERING + 1)
+    assert seqs(rank(rules.MIN_REORDERING + 2, rank.result(2))) == [0]
 
 
 def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing():
@@ -150,7 +150,7 @@ def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing
 
 def test_the_margin_doubles_with_each_resend_three_times():
     rank = Rank(1, slots=128)
-    rank.rtt["backoff"] = rules.MOST_BACKOFF  # so that no timer gets in the way
+    rank.rtt["backoff"] = rules.MAX_BACKOFF  # so that no timer gets in the way
     now, sent_at, gaps = 0, 0, []
     rank(now)
     for number in range(1, 128):
@@ -160,7 +160,7 @@ def test_the_margin_doubles_with_each_resend_three_times():
         if rank(now, rank.result(number)):
             gaps.append(now - sent_at)
             sent_at = now
-    margins = [rules.LEAST_REORDERING << doublings for doublings in (0, 1, 2, 3, 3)]
+    margins = [rules.MIN_REORDERING << doublings for doublings in (0, 1, 2, 3, 3)]
     assert gaps[:5] == [margin + 50 * MICROSECOND for margin in margins]
 
 
@@ -276,7 +276,7 @@ def test_as_many_rounds_are_taken_for_lost_as_results_come_in():
     now = rank.worker.deadline - 1
     for number in range(8):  # the first slots take the new chunks, long after the others were sent
         rank(now - 100, rank.result(number))
-    assert len(rank(now, rank.result(512))) == rules.LEAST_IN_FLIGHT
+    assert len(rank(now, rank.result(512))) == rules.MIN_IN_FLIGHT
     assert [len(rank(now, rank.result(512 + n))) for n in range(1, 4)] == [1, 1, 1]
 
 
@@ -351,13 +351,13 @@ def spurious_answer(rank: Rank, number: int, now: int) -> int:
 
 def test_spurious_retransmissions_raise_the_backoff_and_it_decays():
     rank, now = steady()
-    assert rank.rtt["backoff"] == rules.LEAST_BACKOFF
+    assert rank.rtt["backoff"] == rules.MIN_BACKOFF
     number, backoffs = 200, []
     for _ in range(12):
         now = spurious_answer(rank, number, now)
         number += 1
         backoffs.append(int(rank.rtt["backoff"]))
-    assert backoffs[:3] == [24, 36, 54] and backoffs[-1] == rules.MOST_BACKOFF == 32 * rules.LEAST_BACKOFF
+    assert backoffs[:3] == [24, 36, 54] and backoffs[-1] == rules.MAX_BACKOFF == 32 * rules.MIN_BACKOFF
     assert rank.counters["spurious"] == 12 and rank.rtt["rto"] > 10 * MILLISECOND
     for _ in range(8 * 40):
         rank.start(1)
@@ -365,7 +365,7 @@ def test_spurious_retransmissions_raise_the_backoff_and_it_decays():
         now += 100 * MICROSECOND
         rank(now, rank.result(number))
         number += 1
-    assert rank.rtt["backoff"] == rules.LEAST_BACKOFF and rank.rtt["rto"] == rules.MINIMUM_RTO
+    assert rank.rtt["backoff"] == rules.MIN_BACKOFF and rank.rtt["rto"] == rules.MINIMUM_RTO
 
 
 def test_the_backoff_grows_once_an_rto_however_many_answers_come():

@@ -16,7 +16,7 @@ from host_agent.loading import solar as loading_solar
 from switchml.errors import ConfigError
 from switchml.runtime.jit import kernel
 
-MOST_ACCESSES = 200_000_000
+MAX_ACCESSES = 200_000_000
 """Limit of samples times epochs: some 4 GB of index lists."""
 
 
@@ -42,10 +42,10 @@ class Dataset:
                 f"a global batch of {self.global_batch} on {self.ranks} ranks from {self.samples} samples; expected a "
                 "multiple of the ranks, and no more than there are samples"
             )
-        if self.samples * self.epochs > MOST_ACCESSES:
+        if self.samples * self.epochs > MAX_ACCESSES:
             raise ConfigError(
                 f"{self.samples:,} samples in {self.epochs} epochs are too many to play out (at most "
-                f"{MOST_ACCESSES:,}); group samples into larger ones, or take fewer epochs"
+                f"{MAX_ACCESSES:,}); group samples into larger ones, or take fewer epochs"
             )
         if self.buffer_samples < 0 or not self.sample_bytes > 0:
             raise ConfigError(f"buffers of {self.buffer_samples} samples of {self.sample_bytes} bytes make no sense")

@@ -37,7 +37,7 @@ OPERATORS = {
     "adamw_fused_bf16": ("optimizer", "_fused_adamw_", 4, 3),
 }
 """Name of a row → kind of data/operators.toml, torch's operator, matrices of two bytes an element read and written."""
-LEAST_S = 60e-6
+MIN_S = 60e-6
 """Of rows that include launch overhead (not `exact`), shorter ones are left out: they time the host."""
 _CACHE_BYTES_PER_S = 15.4e12 / 132
 """Of a processor, where nothing is known: H100's."""
@@ -135,7 +135,7 @@ def predicted(rows: Iterable[Row], accelerator: Accelerator) -> list[tuple[Row, 
                 found.append((row, which, row[which], costs.attention(_attention(row, which), which == "backward_s")))
         elif row["what"] == "op" and row["op"] in OPERATORS:
             found.append((row, "time_s", row["time_s"], costs.device_s(_operator(row))))
-    return [each for each in found if each[0].get("exact") or each[2] > LEAST_S]
+    return [each for each in found if each[0].get("exact") or each[2] > MIN_S]
 
 
 def fit(rows: Sequence[Row]) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _attention_shares(rows: Sequence[Row], base: Accelerator) -> dict[str, list[
     found: dict[str, list[float]] = {"attention_short": [], "attention_short_causal": []}
     peak = base.peak("bf16" if "bf16" in base.flops else "fp16" if "fp16" in base.flops else "fp32")
     for which, factor in (("forward_s", 1.0), ("backward_s", 2.5)):
-        kept = [row for row in taken if row.get("exact") or row[which] > LEAST_S]
+        kept = [row for row in taken if row.get("exact") or row[which] > MIN_S]
         if {row["head_dim"] for row in kept} != {64, 128}:
             return {}
         reached = {id(row): factor * _attention_flops(row) / row[which] / peak for row in kept}

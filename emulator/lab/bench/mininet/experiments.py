@@ -33,7 +33,7 @@ BMV2_SLOTS = 32
 QUEUED_S = 0.005
 """Seconds of a job's traffic that may wait in queues unless its number of slots is given; more would delay packets
 beyond the agents' retransmission timeout."""
-MOST_SLOTS = 1024
+MAX_SLOTS = 1024
 BURST_S = 0.001
 """Burst of the links' rate limiters, in seconds at the link rate. The links are slow, and a long burst would make the
 agents measure round-trip times that the link does not have."""
@@ -163,7 +163,7 @@ def _case(
 ) -> Case:
     kind = BRIDGE if series in (RING, "software") else BMV2 if plan.aggregator == "bmv2" else P4
     program = None if kind == BRIDGE else _program()
-    slots = slots or plan.slots or min(plan.slots_for_the_link, BMV2_SLOTS if kind == BMV2 else MOST_SLOTS)
+    slots = slots or plan.slots or min(plan.slots_for_the_link, BMV2_SLOTS if kind == BMV2 else MAX_SLOTS)
     link = plan.link if loss is None else replace(plan.link, loss=loss)
     return Case(series, x, Layout(plan.hosts, link, kind, racks, program), workers or plan.hosts, slots)
 

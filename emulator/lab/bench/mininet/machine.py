@@ -17,7 +17,7 @@ TREE, FLAT = "tree", "flat"
 PROBE_BPS = 1e9
 """Link rate of the probe run, high enough that links are not the bottleneck."""
 PROBE_BYTES = 256 << 10
-MOST_BPS, LEAST_BPS = 1e8, 1e6
+MAX_BPS, MIN_BPS = 1e8, 1e6
 SHARE = 0.4
 """Link rate as a share of the goodput that the processors reach at PROBE_BPS; the rest is left to other programs."""
 SLOW = 1.3
@@ -55,9 +55,9 @@ def rate_for(goodput_bps: float) -> float:
 
 
 def rounded(rate_bps: float) -> float:
-    """Round a rate down to 1, 2 or 5 times a power of ten, between LEAST_BPS and MOST_BPS."""
-    power = 10.0 ** math.floor(math.log10(max(rate_bps, LEAST_BPS)))
-    return min(MOST_BPS, max(step * power for step in (1, 2, 5) if step * power <= max(rate_bps, LEAST_BPS)))
+    """Round a rate down to 1, 2 or 5 times a power of ten, between MIN_BPS and MAX_BPS."""
+    power = 10.0 ** math.floor(math.log10(max(rate_bps, MIN_BPS)))
+    return min(MAX_BPS, max(step * power for step in (1, 2, 5) if step * power <= max(rate_bps, MIN_BPS)))
 
 
 def bound_s(plan: Links, series: str, workers: int, slots: int, link_loss: float, racks: int) -> float:

@@ -24,7 +24,7 @@ from switchml.files import read_text
 MAJOR, MAX_MINOR = 2, 24
 """Supported versions of the format: 2.0 to 2.24."""
 
-MOST_STATE_BYTES = 4 << 30
+MAX_STATE_BYTES = 4 << 30
 """Maximum total memory of a program's registers, counters and meters."""
 COUNTER_BYTES, RATE_BYTES, LIMB_BYTES = 16, 32, 8
 """Bytes of a counter, of each rate of a meter, and of each 64 bits of a register (state/arrays.py)."""
@@ -293,11 +293,11 @@ def _check_memory(
     cells = [(array.name, array.size * COUNTER_BYTES) for array in counters]
     cells += [(array.name, array.size * array.rate_count * RATE_BYTES) for array in meters]
     cells += [(array.name, array.size * -(-array.width // 64) * LIMB_BYTES) for array in registers]
-    if (needed := sum(n_bytes for _, n_bytes in cells)) > MOST_STATE_BYTES:
+    if (needed := sum(n_bytes for _, n_bytes in cells)) > MAX_STATE_BYTES:
         largest, n_bytes = max(cells, key=lambda cell: cell[1])
         raise ProgramError(
             f"its registers, counters and meters take {needed:,} bytes, {n_bytes:,} of them {largest!r}; expected "
-            f"{MOST_STATE_BYTES:,} at most"
+            f"{MAX_STATE_BYTES:,} at most"
         )
 
 

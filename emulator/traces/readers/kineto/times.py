@@ -15,7 +15,7 @@ SLACK_US = 2.0
 """Old traces are rounded to whole microseconds."""
 ALIKE_US = 50.0
 """If several events precede their launches by nearly the same time, the clock is off."""
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
 def check_times(
@@ -53,8 +53,8 @@ def check_times(
 
 
 def _dropped(count: int, kinds: Counter[str], why: str) -> str:
-    names = [name if len(name) <= 60 else name[:59] + "…" for name, _ in kinds.most_common(_MOST_NAMES)]
-    listed = ", ".join(names) + (", …" if len(kinds) > _MOST_NAMES else "")
+    names = [name if len(name) <= 60 else name[:59] + "…" for name, _ in kinds.most_common(_MAX_NAMES)]
+    listed = ", ".join(names) + (", …" if len(kinds) > _MAX_NAMES else "")
     return f"{count} event{'s' * (count > 1)} that {why} ({listed})"
 
 

@@ -143,7 +143,7 @@ def test_a_livelock_is_found(monkeypatch):
 
 
 def test_a_run_of_too_many_events_is_found(monkeypatch):
-    monkeypatch.setattr(world, "_MOST_EVENTS", 100)
+    monkeypatch.setattr(world, "_MAX_EVENTS", 100)
     outcome = play(0)
     assert outcome.problem.startswith("livelock: not done after 100 events: job0 rank 0") and outcome.events == 101
 

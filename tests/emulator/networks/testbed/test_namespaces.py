@@ -199,6 +199,6 @@ def test_links_that_make_no_sense(values):
 
 def test_queue_and_burst():
     assert LinkOptions(rate_bps=200e6).queue_limit_bytes == 625_000
-    assert LinkOptions(rate_bps=1e6).queue_limit_bytes == star.LEAST_QUEUE_BYTES
+    assert LinkOptions(rate_bps=1e6).queue_limit_bytes == star.MIN_QUEUE_BYTES
     short = LinkOptions(rate_bps=200e6, queue_bytes=64 << 10)
     assert (short.queue_limit_bytes, short.burst_bytes) == (64 << 10, 32 << 10)

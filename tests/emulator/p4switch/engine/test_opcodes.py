@@ -17,8 +17,8 @@ from emulator.p4switch.engine.vm.wide import run_wide
 from tests.support.examples import examples
 
 M = (1 << 64) - 1
-MOST_LIMBS = 5
-AREA = 8 * (MOST_LIMBS + 3)
+MAX_LIMBS = 5
+AREA = 8 * (MAX_LIMBS + 3)
 D, A, B, C, E = (PHV + i * AREA for i in range(5))
 """Offsets of the result and of operands; behind each is room in which nothing may change."""
 EDGES = [0, 1, 2, 63, 64, 65, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, M - 1, M]
@@ -47,7 +47,7 @@ class Machine:
         self.cells[:] = 0xA5A5A5A5A5A5A5A5
         self.cells[CELL.context // 8] = self.context.ctypes.data
         for name, value in values.items():
-            for i in range(MOST_LIMBS):
+            for i in range(MAX_LIMBS):
                 self.cells[globals()[name] // 8 + i] = (value >> 64 * i) & M
         before = self.cells.copy()
         self.code[0] = [o.NAMES.index(op), *operands, *[0] * (WORDS - 1 - len(operands))]
@@ -127,11 +127,11 @@ LANES = {
 }
 
 words = st.sampled_from(EDGES) | st.integers(0, M)
-wides = st.lists(words, min_size=MOST_LIMBS, max_size=MOST_LIMBS).map(
+wides = st.lists(words, min_size=MAX_LIMBS, max_size=MAX_LIMBS).map(
     lambda limbs: sum(limb << 64 * i for i, limb in enumerate(limbs))
 )
-counts = st.integers(1, MOST_LIMBS)
-shifts = st.integers(0, 64 * MOST_LIMBS + 2) | st.sampled_from([M, 1 << 63, 0, 64, 128])
+counts = st.integers(1, MAX_LIMBS)
+shifts = st.integers(0, 64 * MAX_LIMBS + 2) | st.sampled_from([M, 1 << 63, 0, 64, 128])
 tried = examples(150)
 
 
@@ -232,7 +232,7 @@ def test_lanes_and_one_number(a, m, n):
 def test_lanes_of_fields(a, size, n):
     """Fields are big-endian, one behind the other."""
     machine = the_machine()
-    data = a.to_bytes(8 * MOST_LIMBS, "little")
+    data = a.to_bytes(8 * MAX_LIMBS, "little")
     fields = [int.from_bytes(data[size * i :][:size], "big") for i in range(n)]
     lanes = sum(field << 64 * i for i, field in enumerate(fields))
     assert machine("VLD", D, A, size, n, n=n, A=a) == lanes

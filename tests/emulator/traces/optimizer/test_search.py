@@ -196,7 +196,7 @@ def test_a_gain_that_the_replay_is_off_by_is_none():
 
 def test_an_all_reduce_costs_something_even_where_the_trace_says_nothing_of_it():
     job = ddp_jobs.ddp([MIB] * 8, [0.001] * 8, fixed_s=0.0, bytes_per_s=1e8)
-    assert Machine.of(job).transfer("").fixed_s == transfers.LEAST_FIXED_S
+    assert Machine.of(job).transfer("").fixed_s == transfers.MIN_FIXED_S
     fast = ddp_jobs.ddp([MIB / 1024, MIB], [0.001] * 2, fixed_s=2e-5, bytes_per_s=1e10, caps=[1])
     assert Machine.of(fast).transfer("").fixed_s == pytest.approx(2e-5, rel=0.01)
 

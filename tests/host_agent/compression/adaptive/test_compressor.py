@@ -68,7 +68,7 @@ def test_what_a_step_leaves_out_comes_with_a_later_one_whatever_its_codec(trio, 
             return self.current
 
     monkeypatch.setattr(compressor, "BucketPolicy", EachInTurn)
-    monkeypatch.setattr(schedule, "MOST_STEPS", 1)
+    monkeypatch.setattr(schedule, "MAX_STEPS", 1)
     results = good(on_all(trio, lambda agent: train(agent, AutoCompressor(AgentReducer(agent), Auto()))))
     for name in SIZES:
         every = [gradient(step, rank, name).astype(float) for step in range(STEPS) for rank in range(RANKS)]
@@ -77,7 +77,7 @@ def test_what_a_step_leaves_out_comes_with_a_later_one_whatever_its_codec(trio, 
 
 @pytest.mark.parametrize("pause", [1, 3])
 def test_names_that_disappear_and_names_that_are_new(trio, monkeypatch, pause):
-    monkeypatch.setattr(schedule, "MOST_STEPS", pause)
+    monkeypatch.setattr(schedule, "MAX_STEPS", pause)
 
     def run(agent):
         auto, means = AutoCompressor(AgentReducer(agent), Auto()), []
@@ -113,7 +113,7 @@ def test_steps_are_reported_when_a_name_has_disappeared_and_when_one_is_new(trio
 
 
 def test_every_rank_knows_the_same_costs_whatever_its_gradients_are_like(trio, monkeypatch):
-    monkeypatch.setattr(schedule, "MOST_STEPS", 1)
+    monkeypatch.setattr(schedule, "MAX_STEPS", 1)
 
     def run(agent):
         auto = AutoCompressor(AgentReducer(agent), Auto())

@@ -11,7 +11,7 @@ import pytest
 from host_agent.compression.adaptive.compressor import LATEST_STEPS
 from host_agent.compression.adaptive.network import GATHER, SUM, Network, Sample
 from host_agent.compression.adaptive.policy import CHOICES, BucketPolicy, Costs, is_auto, parse_auto
-from host_agent.compression.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
+from host_agent.compression.adaptive.schedule import MIN_PROBE_BYTES, Calendar, Prober, Watch
 from switchml.errors import ConfigError
 
 MEGABIT = 1e6 / 8
@@ -125,7 +125,7 @@ class Run:
         took = [network_s + compute_s for _, _, network_s, compute_s in self.unheard]
         self.unheard.clear()
         if is_alarm:
-            self.probe(rate_mbps, LEAST_PROBE_BYTES)
+            self.probe(rate_mbps, MIN_PROBE_BYTES)
             self.prober.took(*self.probed, latency_s, self.network)
             self.probed = ()
         steps = max(1, self.step - self.calendar.decided_at)
