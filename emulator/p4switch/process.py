@@ -22,10 +22,10 @@ from emulator.p4switch.interpreter.logged import LoggedInterpreter
 from emulator.p4switch.interpreter.packet_log import PacketLog
 from emulator.p4switch.notifications import Notifications, Publisher, default_address
 from emulator.p4switch.packet_path.engine import Engine
+from emulator.p4switch.pauses import avoid_pauses
 from emulator.p4switch.ports.files import FilePorts
 from emulator.p4switch.ports.port import Ports, parse_interface
 from emulator.p4switch.program.loader import loader
-from emulator.p4switch.quiet import keep_quiet
 from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
@@ -192,7 +192,7 @@ class Process:
 
     def _begin(self) -> None:
         """Start forwarding immediately, with the interpreter, and switch to the compiled engine once it is ready."""
-        keep_quiet(self.device.switch)
+        avoid_pauses(self.device.switch)
         self.device.start()
         if self.settings.logs_packets:
             log.info("Packets go through the interpreter, which writes the packet log")

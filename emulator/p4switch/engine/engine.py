@@ -145,10 +145,10 @@ class CompiledEngine(Engine):
 
     def _serve_queues(self, send: Send) -> None:
         """Move packets into rate-limited queues, and process those that are due."""
-        self.pacing.park()
+        self.pacing.enqueue()
         while self.pacing.release():
             self._step(send, self.path.serve)
-            self.pacing.park()
+            self.pacing.enqueue()
         self.plan["queue_length"][0] = 0
 
     def _report(self) -> None:

@@ -176,7 +176,7 @@ def forget_requests(packet: int) -> None:
 
 
 @kernel
-def set_aside(plan: int, packet: int) -> int:
+def save(plan: int, packet: int) -> int:
     aside = ld64(plan + PLAN.saved)
     copy_block(aside, packet, ld64(plan + PLAN.phv_end))
     return aside

@@ -17,7 +17,7 @@ from emulator.p4switch.engine.vm.tables import SLOTS_WORDS
 from emulator.p4switch.packet_path.engine import blocks_of
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.handles import Handled
+from emulator.p4switch.state.handles import HandleTable
 from emulator.p4switch.state.state import ParseVSet, State
 from emulator.p4switch.values import mask, n_bytes, pad_key
 
@@ -33,7 +33,7 @@ class ValueSet:
         self._records, self._slots = Records(n_limbs), Slots(self.words, n_limbs, 0)
         self._used: dict[int, tuple[int, int]] = {}
         """Masked value → its record's number, and the number of values it represents."""
-        self._numbers: Handled[int] = Handled()
+        self._numbers: HandleTable[int] = HandleTable()
         for value in vset.values:
             self.added(value)
         vset.observers.append(self)

@@ -21,8 +21,8 @@ class Waiting(NamedTuple):
 
 
 class Pacing:
-    """Transfers packets between the kernels' ring `queued` and the egress `queues`. `park` moves packets from the ring
-    to the queues, `release` back."""
+    """Transfers packets between the kernels' ring `queued` and the egress `queues`. `enqueue` moves packets from the
+    ring to the queues, `release` back."""
 
     def __init__(self, state: State, memory: Memory) -> None:
         self.queues: EgressQueues[Waiting] = EgressQueues(state.queues, state.clock)
@@ -42,15 +42,15 @@ class Pacing:
         self._plan["is_paced"][0] = is_needed
         return is_needed
 
-    def park(self) -> None:
+    def enqueue(self) -> None:
         """Move the ring's packets to their queues; packets that find a full queue are dropped."""
         names = ("queued", "queued_first", "queued_n", "ring_stride")
         ring, first, n, stride = (int(self._plan[name][0]) for name in names)
         for number in range(first, first + n):
-            self._park(ring + number % RING_SIZE * stride)
+            self._enqueue(ring + number % RING_SIZE * stride)
         self._plan["queued_first"][0] = self._plan["queued_n"][0] = 0
 
-    def _park(self, packet: int) -> None:
+    def _enqueue(self, packet: int) -> None:
         port, priority = _word(packet + CELL.queue_port).value, _word(packet + CELL.queue_priority).value
         if self._qdepth >= 0:
             _word(packet + self._qdepth).value = self.queues.size(port, priority)

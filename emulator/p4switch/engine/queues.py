@@ -87,7 +87,7 @@ def next_returned(plan: int) -> int:
 
 
 @kernel
-def take_back(plan: int, aside: int) -> None:
+def resume(plan: int, aside: int) -> None:
     packet = ld64(plan + PLAN.frame)
     if ld64(plan + PLAN.is_held):
         st64(plan + PLAN.is_held, 0)

@@ -163,7 +163,7 @@ class Interpreter(Engine, Operations[Packet]):
                 packet.set_invalid(header.index)
         packet.next_in_stack = [0] * len(packet.next_in_stack)
 
-    def set_aside(self, packet: Packet) -> Packet:
+    def save(self, packet: Packet) -> Packet:
         return packet
 
     def unparsed(self, aside: Packet) -> Packet:
@@ -172,7 +172,7 @@ class Interpreter(Engine, Operations[Packet]):
     def duplicate(self, aside: Packet) -> Packet:
         return aside.copy_with_headers()
 
-    def take_back(self, aside: Packet) -> None:
+    def resume(self, aside: Packet) -> None:
         pass
 
     def end(self, packet: Packet) -> None:

@@ -303,9 +303,9 @@ class LoggedInterpreter(Interpreter):
         packet.trace = self.packet_log.new_packet()
         return packet
 
-    def set_aside(self, packet: Packet) -> Packet:
+    def save(self, packet: Packet) -> Packet:
         self._original = packet
-        return super().set_aside(packet)
+        return super().save(packet)
 
     def unparsed(self, aside: Packet) -> Packet:
         copy = super().unparsed(aside)

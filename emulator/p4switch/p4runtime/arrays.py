@@ -5,10 +5,10 @@ rates are per second."""
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from emulator.p4switch.p4runtime.errors import rpc_error
 from emulator.p4switch.p4runtime.fields import decode_data, encode_data
 from emulator.p4switch.p4runtime.matches import EXACT, Key, KeyField
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program.ir import MatchParam
 from emulator.p4switch.state.arrays import CellArray, CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.state import ParseVSet
@@ -27,7 +27,7 @@ MOST = 2**63 - 1
 def counts(data: v1.CounterData) -> tuple[int, int]:
     """(packets, bytes) of counter data to be written. Raises INVALID_ARGUMENT."""
     if min(data.packet_count, data.byte_count) < 0:
-        raise refuse("INVALID_ARGUMENT", "a counter can't be negative")
+        raise rpc_error("INVALID_ARGUMENT", "a counter can't be negative")
     return data.packet_count, data.byte_count
 
 
@@ -46,14 +46,14 @@ def from_config(config: v1.MeterConfig, spec: info.MeterSpec) -> list[tuple[floa
     """(units/µs, burst in units) of both rates, the lower first. Raises INVALID_ARGUMENT."""
     values = config.cir, config.cburst, config.pir, config.pburst, config.eburst
     if min(values) < 0:
-        raise refuse("INVALID_ARGUMENT", f"rates and bursts of meters can't be negative: {min(values)}")
+        raise rpc_error("INVALID_ARGUMENT", f"rates and bursts of meters can't be negative: {min(values)}")
     if config.eburst:
         code = "UNIMPLEMENTED" if spec.type == info.MeterSpec.SINGLE_RATE_THREE_COLOR else "INVALID_ARGUMENT"
-        raise refuse(code, "meters have two rates and no excess burst (eburst)")
+        raise rpc_error(code, "meters have two rates and no excess burst (eburst)")
     if spec.type in ONE_RATE and (config.pir, config.pburst) != (config.cir, config.cburst):
-        raise refuse("INVALID_ARGUMENT", "the meter has one rate: pir and pburst must be cir and cburst")
+        raise rpc_error("INVALID_ARGUMENT", "the meter has one rate: pir and pburst must be cir and cburst")
     if config.pir < config.cir:
-        raise refuse("INVALID_ARGUMENT", f"the peak rate {config.pir} is below the committed rate {config.cir}")
+        raise rpc_error("INVALID_ARGUMENT", f"the peak rate {config.pir} is below the committed rate {config.cir}")
     return [(config.cir / PER_S, config.cburst), (config.pir / PER_S, config.pburst)]
 
 
@@ -81,16 +81,16 @@ def cells(entry: Any, array: CellArray, sort: str) -> range:
         return range(array.size)
     index = entry.index.index
     if index < 0:
-        raise refuse("INVALID_ARGUMENT", f"{sort} {array.name}: the index {index} is negative")
+        raise rpc_error("INVALID_ARGUMENT", f"{sort} {array.name}: the index {index} is negative")
     if index >= array.size:
-        raise refuse("OUT_OF_RANGE", f"{sort} {array.name} has {array.size} cells, there is no cell {index}")
+        raise rpc_error("OUT_OF_RANGE", f"{sort} {array.name} has {array.size} cells, there is no cell {index}")
     return range(index, index + 1)
 
 
 def check_modify(kind: int, sort: str) -> None:
     """Reject an update other than MODIFY."""
     if kind != v1.Update.MODIFY:
-        raise refuse("INVALID_ARGUMENT", f"a {sort} can only be modified")
+        raise rpc_error("INVALID_ARGUMENT", f"a {sort} can only be modified")
 
 
 CellsT = TypeVar("CellsT", bound=CellArray)
@@ -153,7 +153,7 @@ class Meters(CellArrays[MeterArray]):
 
     def check(self, entry: Any) -> None:
         if entry.HasField("counter_data"):
-            raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
+            raise rpc_error("UNIMPLEMENTED", "meters do not count packets by colour")
 
     def write_cells(self, item: Any, array: MeterArray, indices: range, entry: Any) -> None:
         self.check(entry)
@@ -188,9 +188,9 @@ class ValueSets:
     def _key(self, item: info.ValueSet, vset: ParseVSet) -> Key:
         fields = tuple(KeyField(m.id, m.name or vset.name, m.match_type, "exact", m.bitwidth) for m in item.match)
         if any(field.match != EXACT for field in fields):
-            raise refuse("UNIMPLEMENTED", f"value set {vset.name}: BMv2's value sets match exactly only")
+            raise rpc_error("UNIMPLEMENTED", f"value set {vset.name}: BMv2's value sets match exactly only")
         if sum(field.width for field in fields) != vset.width:
-            raise refuse("INVALID_ARGUMENT", f"value set {vset.name} has {vset.width} bits in the BMv2 JSON")
+            raise rpc_error("INVALID_ARGUMENT", f"value set {vset.name} has {vset.width} bits in the BMv2 JSON")
         return Key(vset.name, fields)
 
     def write(self, kind: int, entry: v1.ValueSetEntry) -> None:
@@ -204,9 +204,9 @@ class ValueSets:
             for field, param in zip(key.fields, key.decode(member.match), strict=True):
                 values[-1] = values[-1] << field.width | param.value
         if len(set(values)) < len(values):
-            raise refuse("ALREADY_EXISTS", f"value set {vset.name}: a member occurs twice")
+            raise rpc_error("ALREADY_EXISTS", f"value set {vset.name}: a member occurs twice")
         if item.size and len(values) > item.size:
-            raise refuse("RESOURCE_EXHAUSTED", f"value set {vset.name} has room for {item.size}, not {len(values)}")
+            raise rpc_error("RESOURCE_EXHAUSTED", f"value set {vset.name} has room for {item.size}, not {len(values)}")
         vset.reset()
         for value in values:
             vset.add(value)

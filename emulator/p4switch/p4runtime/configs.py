@@ -9,8 +9,8 @@ from copy import deepcopy
 
 from emulator.p4switch.device import Device
 from emulator.p4switch.p4runtime.entities import Entities, writable
+from emulator.p4switch.p4runtime.errors import INSERT, MODIFY, rpc_error
 from emulator.p4switch.p4runtime.pipeline import Pipeline, program_in
-from emulator.p4switch.p4runtime.refusals import INSERT, MODIFY, refuse
 from emulator.p4switch.state.state import State
 from switchml import logs
 from switchml.control.p4runtime_protos import v1
@@ -41,7 +41,7 @@ class Configs:
         """The entities that reads and writes operate on. Raises FAILED_PRECONDITION."""
         entities = self._saved or self.running
         if entities is None:
-            raise refuse("FAILED_PRECONDITION", "no forwarding pipeline config was set")
+            raise rpc_error("FAILED_PRECONDITION", "no forwarding pipeline config was set")
         return entities
 
     def get(self, response_type: int) -> v1.GetForwardingPipelineConfigResponse:
@@ -60,16 +60,16 @@ class Configs:
     def set(self, action: int, config: v1.ForwardingPipelineConfig | None) -> None:
         """Execute a controller's request; `config` is None if it has none."""
         if action == Request.UNSPECIFIED or action not in Request.Action.values():
-            raise refuse("INVALID_ARGUMENT", f"there is no action {action}")
+            raise rpc_error("INVALID_ARGUMENT", f"there is no action {action}")
         if action == Request.COMMIT:
             if config is not None:
-                raise refuse("INVALID_ARGUMENT", "COMMIT takes the config that was saved, not another")
+                raise rpc_error("INVALID_ARGUMENT", "COMMIT takes the config that was saved, not another")
             if self._saved is None:
-                raise refuse("NOT_FOUND", "no config was saved")
+                raise rpc_error("NOT_FOUND", "no config was saved")
             self._commit(self._saved)
             return
         if config is None:
-            raise refuse("INVALID_ARGUMENT", "there is no config")
+            raise rpc_error("INVALID_ARGUMENT", "there is no config")
         entities = self._verified(config)
         if action == Request.VERIFY_AND_SAVE:
             self._saved = entities
@@ -87,18 +87,18 @@ class Configs:
         try:
             state = State(program, switch.clock, switch.lock)
         except ProgramError as error:
-            raise refuse("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
+            raise rpc_error("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
         state.replication.max_groups = self.device.state.replication.max_groups
         state.replication.max_nodes = self.device.state.replication.max_nodes
         return Entities(Pipeline(deepcopy(config), state, self.notify, self.device.ports_up))
 
     def _commit(self, entities: Entities) -> None:
         if not self.device.can_swap:
-            raise refuse("FAILED_PRECONDITION", "the switch was started with --disable-swap")
+            raise rpc_error("FAILED_PRECONDITION", "the switch was started with --disable-swap")
         try:
             self.device.switch.run(entities.pipeline.state)
         except ProgramError as error:
-            raise refuse("INVALID_ARGUMENT", f"the program can't be run: {error}") from error
+            raise rpc_error("INVALID_ARGUMENT", f"the program can't be run: {error}") from error
         log.info("P4Runtime: runs %s", entities.pipeline.program.name or "a program")
         self._running, self._saved = entities, None
 
@@ -108,7 +108,7 @@ class Configs:
             kind = _kind(entity)
             error = entities.write([v1.Update(type=kind, entity=writable(entity))])[0] if kind is not None else None
             if error is not None:
-                raise refuse("INVALID_ARGUMENT", f"the state can't be transferred: {error}") from error
+                raise rpc_error("INVALID_ARGUMENT", f"the state can't be transferred: {error}") from error
 
 
 _INSERTED = {"action_profile_member", "action_profile_group", "packet_replication_engine_entry", "digest_entry"}

@@ -9,7 +9,7 @@ import queue
 import threading
 from dataclasses import dataclass
 
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.errors import rpc_error
 from switchml import logs
 from switchml.control.p4runtime_protos import v1
 
@@ -73,7 +73,7 @@ class Controllers:
         """Add a new stream. Raises RESOURCE_EXHAUSTED."""
         with self._lock:
             if len(self._streams) >= MAX_STREAMS:
-                raise refuse("RESOURCE_EXHAUSTED", f"there can't be more than {MAX_STREAMS} controllers")
+                raise rpc_error("RESOURCE_EXHAUSTED", f"there can't be more than {MAX_STREAMS} controllers")
             self._streams.append(stream)
 
     def remove(self, stream: Stream) -> None:
@@ -105,11 +105,13 @@ class Controllers:
             name, election_id = _role_name(request.role, request.role_id), election_id_of(request)
             role = self._roles.get(name)
             if role is None and name:
-                raise refuse("NOT_FOUND", f"no controller has the role {name!r}")
+                raise rpc_error("NOT_FOUND", f"no controller has the role {name!r}")
             if role is None or role.primary is None:
-                raise refuse("PERMISSION_DENIED", "there is no primary controller; send an arbitration message first")
+                raise rpc_error(
+                    "PERMISSION_DENIED", "there is no primary controller; send an arbitration message first"
+                )
             if role.primary.election_id != election_id:
-                raise refuse("PERMISSION_DENIED", f"{election_id} is not the election id of the primary controller")
+                raise rpc_error("PERMISSION_DENIED", f"{election_id} is not the election id of the primary controller")
 
     def arbitrate(self, stream: Stream, message: v1.MasterArbitrationUpdate) -> None:
         """Handle an arbitration message (section "Rules for Handling MasterArbitrationUpdate Messages"). Raises the
@@ -117,16 +119,16 @@ class Controllers:
         name, election_id = _role_name(message.role.name, message.role.id), election_id_of(message)
         with self._lock:
             if stream.role is None and message.device_id != self.device_id:
-                raise refuse("NOT_FOUND", f"there is no device {message.device_id}, this is {self.device_id}")
+                raise rpc_error("NOT_FOUND", f"there is no device {message.device_id}, this is {self.device_id}")
             if message.device_id != self.device_id:
-                raise refuse("FAILED_PRECONDITION", f"the stream is for device {self.device_id}")
+                raise rpc_error("FAILED_PRECONDITION", f"the stream is for device {self.device_id}")
             if stream.role is not None and name != stream.role:
-                raise refuse("FAILED_PRECONDITION", f"the stream has the role {stream.role!r}, not {name!r}")
+                raise rpc_error("FAILED_PRECONDITION", f"the stream has the role {stream.role!r}, not {name!r}")
             if message.role.HasField("config"):
-                raise refuse("INVALID_ARGUMENT", "roles have no configuration here: each may do everything")
+                raise rpc_error("INVALID_ARGUMENT", "roles have no configuration here: each may do everything")
             same = [other for other in self._streams if other is not stream and other.role == name]
             if election_id is not None and any(other.election_id == election_id for other in same):
-                raise refuse("INVALID_ARGUMENT", f"another controller has the election id {election_id}")
+                raise rpc_error("INVALID_ARGUMENT", f"another controller has the election id {election_id}")
             stream.role, stream.election_id = name, election_id
             role = self._roles.setdefault(name, Role())
             if election_id is not None and (role.highest is None or election_id >= role.highest):

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from emulator.p4switch.p4runtime.errors import DELETE, INSERT, check_presence, rpc_error
 from emulator.p4switch.p4runtime.fields import encode_data
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, check_presence, refuse
 from emulator.p4switch.state.digests import Digest, DigestList
 from switchml.control.p4runtime_protos import info, v1
 
@@ -43,7 +43,7 @@ class Digests:
             return
         config = entry.config
         if min(config.max_timeout_ns, config.max_list_size, config.ack_timeout_ns) < 0:
-            raise refuse("INVALID_ARGUMENT", f"digest {name}: times and sizes can't be negative")
+            raise rpc_error("INVALID_ARGUMENT", f"digest {name}: times and sizes can't be negative")
         if kind == INSERT:
             digests.reset()
             self.enabled[number] = Enabled(item, digests, lambda digest: self._send(number, digest))
@@ -74,7 +74,7 @@ class Digests:
         """Handle an acknowledgement (section "Digest Messages")."""
         enabled = self.enabled.get(message.digest_id)
         if enabled is None:
-            raise refuse("INVALID_ARGUMENT", f"there is no digest {message.digest_id:#x} that is enabled")
+            raise rpc_error("INVALID_ARGUMENT", f"there is no digest {message.digest_id:#x} that is enabled")
         with self.pipeline.state.lock:
             enabled.waiting = deque(item for item in enabled.waiting if item[0] != message.list_id - 1)
             enabled.digests.acknowledge(message.list_id - 1)

@@ -11,9 +11,9 @@ from typing import Any
 
 from emulator.p4switch.p4runtime.arrays import Counters, Meters, Registers, ValueSets
 from emulator.p4switch.p4runtime.digests import Digests
+from emulator.p4switch.p4runtime.errors import DELETE, INSERT, MODIFY, rpc_error
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.profiles import Profiles
-from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
 from emulator.p4switch.p4runtime.replication import GROUP, SESSION, ReplicationEngine
 from emulator.p4switch.p4runtime.tables import DirectCells, Tables
 from switchml.control.p4runtime_protos import v1
@@ -55,9 +55,9 @@ class Entities:
     def _sort(self, entity: v1.Entity) -> tuple[Any, Any]:
         name = entity.WhichOneof("entity")
         if name is None:
-            raise refuse("INVALID_ARGUMENT", "which entity? None is set")
+            raise rpc_error("INVALID_ARGUMENT", "which entity? None is set")
         if name not in self.sorts:
-            raise refuse("UNIMPLEMENTED", f"a program for v1model has no {name}")
+            raise rpc_error("UNIMPLEMENTED", f"a program for v1model has no {name}")
         return self.sorts[name], getattr(entity, name)
 
     # Read
@@ -98,8 +98,8 @@ class Entities:
                 if failed is not None:
                     for step in reversed(undo):
                         if (wrong := self._try(step)) is not None:
-                            raise refuse("INTERNAL", f"a batch was only partly undone: {wrong}") from wrong
-                    aborted = refuse("ABORTED", "not done, as another update of the batch failed")
+                            raise rpc_error("INTERNAL", f"a batch was only partly undone: {wrong}") from wrong
+                    aborted = rpc_error("ABORTED", "not done, as another update of the batch failed")
                     return [failed if other == number else aborted for other in range(len(updates))]
                 undo += inverse
         return [None] * len(updates)
@@ -107,7 +107,7 @@ class Entities:
     def _try(self, update: v1.Update) -> SwitchMLError | None:
         try:
             if update.type not in (INSERT, MODIFY, DELETE):
-                raise refuse("INVALID_ARGUMENT", "an update must be INSERT, MODIFY or DELETE")
+                raise rpc_error("INVALID_ARGUMENT", "an update must be INSERT, MODIFY or DELETE")
             sort, message = self._sort(update.entity)
             with self.pipeline.state.lock:
                 sort.write(update.type, message)

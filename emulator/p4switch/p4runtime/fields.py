@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.errors import rpc_error
 from emulator.p4switch.state.action_profiles import RunAction
 from emulator.p4switch.values import mask, n_bytes, two_comp_mod
 from switchml.control.p4runtime_protos import info, v1
@@ -26,11 +26,11 @@ def decode(data: bytes, width: int, what: str, signed: bool = False) -> int:
     """Decode a number of at most `width` bits, unsigned or in two's complement; leading zeros are allowed. Raises
     OUT_OF_RANGE."""
     if not data:
-        raise refuse("OUT_OF_RANGE", f"{what}: the value is empty")
+        raise rpc_error("OUT_OF_RANGE", f"{what}: the value is empty")
     value = int.from_bytes(data, "big", signed=signed)
     if value != (two_comp_mod(value, width) if signed else value & mask(width)):
         shown = f"{value}, with a sign," if signed else f"{value:#x}"
-        raise refuse("OUT_OF_RANGE", f"{what}: {shown} does not fit {width} bits")
+        raise rpc_error("OUT_OF_RANGE", f"{what}: {shown} does not fit {width} bits")
     return value
 
 
@@ -67,7 +67,7 @@ def encode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, values: Itera
         parts = types.headers[spec.header.name].members
         data.header.bitstrings.extend(_encode_bits(part.type_spec, next(values)) for part in parts)
     else:
-        raise refuse("UNIMPLEMENTED", f"data of the type {kind} can't be sent")
+        raise rpc_error("UNIMPLEMENTED", f"data of the type {kind} can't be sent")
     return data
 
 
@@ -78,7 +78,7 @@ def decode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, data: v1.P4Da
         return decode_data(_original(spec, types), types, data, width, what)
     holder = {"serializable_enum": "enum_value"}.get(kind, kind)
     if data.WhichOneof("data") != holder:
-        raise refuse("INVALID_ARGUMENT", f"{what}: the data must be a {holder}, not {data.WhichOneof('data')}")
+        raise rpc_error("INVALID_ARGUMENT", f"{what}: the data must be a {holder}, not {data.WhichOneof('data')}")
     if kind == "bitstring":
         if spec.bitstring.WhichOneof("type_spec") == "int":
             return decode(data.bitstring, spec.bitstring.int.bitwidth, what, signed=True) & mask(width)
@@ -87,7 +87,7 @@ def decode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, data: v1.P4Da
         return int(data.bool)
     if kind == "serializable_enum":
         return decode(data.enum_value, width, what)
-    raise refuse("UNIMPLEMENTED", f"{what}: data of the type {kind} can't be written")
+    raise rpc_error("UNIMPLEMENTED", f"{what}: data of the type {kind} can't be written")
 
 
 def _encode_bits(spec: info.P4DataTypeSpec, value: int) -> bytes:
@@ -138,7 +138,7 @@ class Action:
         numbers = sorted(param.param_id for param in message.params)
         expected = sorted(param.number for param in self.params)
         if numbers != expected:
-            raise refuse("INVALID_ARGUMENT", f"action {self.name} has the parameters {expected}, not {numbers}")
+            raise rpc_error("INVALID_ARGUMENT", f"action {self.name} has the parameters {expected}, not {numbers}")
         data = {param.param_id: param.value for param in message.params}
         values = (decode(data[param.number], param.width, f"{self.name}, {param.name}") for param in self.params)
         return RunAction(self.index, tuple(values))
@@ -162,9 +162,11 @@ class Actions:
         """Decode an action of the owner. Raises INVALID_ARGUMENT, PERMISSION_DENIED or OUT_OF_RANGE."""
         action = self.by_number.get(message.action_id)
         if action is None:
-            raise refuse("INVALID_ARGUMENT", f"{self.owner} has no action {message.action_id} ({message.action_id:#x})")
+            raise rpc_error(
+                "INVALID_ARGUMENT", f"{self.owner} has no action {message.action_id} ({message.action_id:#x})"
+            )
         if action.scope == forbidden_scope:
-            raise refuse("PERMISSION_DENIED", f"{self.owner}: {action.name} may not be used there (its scope)")
+            raise rpc_error("PERMISSION_DENIED", f"{self.owner}: {action.name} may not be used there (its scope)")
         return action.decode(message)
 
     def encode(self, run: RunAction) -> v1.Action:
@@ -195,7 +197,7 @@ class ControllerHeader:
     def split(self, frame: bytes) -> v1.PacketIn:
         """Split a frame into a packet-in. Raises INVALID_ARGUMENT if it is too short."""
         if len(frame) < self.n_bytes:
-            raise refuse("INVALID_ARGUMENT", f"{len(frame)} bytes: {self.name} alone has {self.n_bytes}")
+            raise rpc_error("INVALID_ARGUMENT", f"{len(frame)} bytes: {self.name} alone has {self.n_bytes}")
         message = v1.PacketIn(payload=frame[self.n_bytes :])
         bits, left = int.from_bytes(frame[: self.n_bytes], "big"), 8 * self.n_bytes
         for field in self.fields:
@@ -209,7 +211,7 @@ class ControllerHeader:
         values = {item.metadata_id: item.value for item in message.metadata}
         unknown = set(values) - {field.number for field in self.fields}
         if unknown:
-            raise refuse("INVALID_ARGUMENT", f"{self.name} has no metadata with the id {min(unknown)}")
+            raise rpc_error("INVALID_ARGUMENT", f"{self.name} has no metadata with the id {min(unknown)}")
         bits = 0
         for field in self.fields:
             bits <<= field.width

@@ -9,8 +9,8 @@ by BMv2's own server, counting down from 2^31 - 1.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from emulator.p4switch.p4runtime.errors import rpc_error
 from emulator.p4switch.p4runtime.fields import decode, encode
-from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.tables import prefix_mask
 from emulator.p4switch.values import mask, n_bytes
@@ -70,7 +70,7 @@ class KeyField:
         return self._param(value, chosen)
 
     def _bad(self, problem: str) -> Exception:
-        return refuse("INVALID_ARGUMENT", f"field {self.name}: {problem}")
+        return rpc_error("INVALID_ARGUMENT", f"field {self.name}: {problem}")
 
     @property
     def _padding(self) -> int:
@@ -127,10 +127,10 @@ class Key:
         """Decode a key. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
         by_number = {match.field_id: match for match in matches}
         if len(by_number) != len(matches):
-            raise refuse("INVALID_ARGUMENT", f"table {self.table}: a field occurs twice")
+            raise rpc_error("INVALID_ARGUMENT", f"table {self.table}: a field occurs twice")
         unknown = set(by_number) - {field.number for field in self.fields}
         if unknown:
-            raise refuse("INVALID_ARGUMENT", f"table {self.table} has no field {min(unknown)}")
+            raise rpc_error("INVALID_ARGUMENT", f"table {self.table} has no field {min(unknown)}")
         return [field.decode(by_number.get(field.number)) for field in self.fields]
 
     def encode(self, params: Sequence[ir.MatchParam]) -> list[v1.FieldMatch]:
@@ -142,10 +142,14 @@ class Key:
         """Convert to BMv2's priority. Raises INVALID_ARGUMENT."""
         if not self.has_priorities:
             if priority:
-                raise refuse("INVALID_ARGUMENT", f"table {self.table} has no priorities: it must be 0, not {priority}")
+                raise rpc_error(
+                    "INVALID_ARGUMENT", f"table {self.table} has no priorities: it must be 0, not {priority}"
+                )
             return 0
         if priority <= 0:
-            raise refuse("INVALID_ARGUMENT", f"table {self.table}: an entry needs a priority above 0, not {priority}")
+            raise rpc_error(
+                "INVALID_ARGUMENT", f"table {self.table}: an entry needs a priority above 0, not {priority}"
+            )
         return self.top - priority
 
     def priority_out(self, priority: int) -> int:

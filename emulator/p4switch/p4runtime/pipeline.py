@@ -12,9 +12,9 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from emulator.p4switch.p4runtime.errors import rpc_error
 from emulator.p4switch.p4runtime.fields import Action, Actions, Param
 from emulator.p4switch.p4runtime.matches import HIGHEST, Key, KeyField
-from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import ActionOwner
@@ -43,13 +43,13 @@ def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
         except DecodeError:
             data = b""
     if not isinstance(data, bytes) or not data:
-        raise refuse("INVALID_ARGUMENT", "p4_device_config is no BMv2 JSON")
+        raise rpc_error("INVALID_ARGUMENT", "p4_device_config is no BMv2 JSON")
     try:
         json.loads(data)
         program = loader.loads(data.decode())
         loader.check_runnable(program)
     except (ProgramError, ValueError, RecursionError) as error:
-        raise refuse("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
+        raise rpc_error("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
     return program
 
 
@@ -79,7 +79,7 @@ class Pipeline:
         self.value_sets = self._bind(p4info.value_sets, state.parse_vset)
         self.digests = self._bind(p4info.digests, {digest.list.name: digest for digest in state.digests}.get)
         if p4info.tables and not self.tables:
-            raise refuse("INVALID_ARGUMENT", "the P4Info is not that of the BMv2 JSON: they have no table in common")
+            raise rpc_error("INVALID_ARGUMENT", "the P4Info is not that of the BMv2 JSON: they have no table in common")
 
     def _bind(self, items: Iterable[Any], find: Callable[[str], T | None]) -> dict[int, tuple[Any, T]]:
         """P4Info's number → (P4Info's object, the state's)."""
@@ -102,9 +102,9 @@ class Pipeline:
     def one(self, bound: dict[int, T], number: int, sort: str) -> T:
         """The object with a number. Raises INVALID_ARGUMENT, as PI does for ids that are not in P4Info."""
         if not number:
-            raise refuse("INVALID_ARGUMENT", f"which {sort}? Its id is 0")
+            raise rpc_error("INVALID_ARGUMENT", f"which {sort}? Its id is 0")
         if number not in bound:
-            raise refuse("INVALID_ARGUMENT", f"the program has no {sort} {number} ({number:#x})")
+            raise rpc_error("INVALID_ARGUMENT", f"the program has no {sort} {number} ({number:#x})")
         return bound[number]
 
     # Keys and actions
@@ -117,7 +117,7 @@ class Pipeline:
             matches = [by_name[field.name] for field in fields]
         if len(matches) != len(fields):
             numbers = f"{len(fields)} fields in the BMv2 JSON, but {len(matches)} in the P4Info"
-            raise refuse("INVALID_ARGUMENT", f"table {table.name} matches {numbers}")
+            raise rpc_error("INVALID_ARGUMENT", f"table {table.name} matches {numbers}")
         key = []
         for match, field in zip(matches, fields, strict=True):
             width = 1 if field.kind == "valid" else field.width
@@ -132,7 +132,7 @@ class Pipeline:
         for ref in refs:
             item = self.actions.get(ref.id)
             if item is None:
-                raise refuse("INVALID_ARGUMENT", f"{name}: P4Info has no action {ref.id:#x}")
+                raise rpc_error("INVALID_ARGUMENT", f"{name}: P4Info has no action {ref.id:#x}")
             try:
                 index = owner.action(item.preamble.name)
             except ControlError:
@@ -147,7 +147,7 @@ class Pipeline:
         names = [param.name for param in params]
         if set(declared) != set(names):
             lists = f"{names} in the BMv2 JSON, but {list(declared)} in the P4Info"
-            raise refuse("INVALID_ARGUMENT", f"action {item.preamble.name} has the parameters {lists}")
+            raise rpc_error("INVALID_ARGUMENT", f"action {item.preamble.name} has the parameters {lists}")
         for param in params:
             _check_width(f"action {item.preamble.name}, {param.name}", declared[param.name], param.width)
         return tuple(Param(declared[param.name].id, param.name, param.width) for param in params)
@@ -159,6 +159,6 @@ def _check_width(what: str, declared: info.MatchField | info.Action.Param, width
     if declared.bitwidth == width or (declared.bitwidth and type_name):
         return
     if type_name:
-        raise refuse("INVALID_ARGUMENT", f"{what}: translation of {type_name} to strings is not supported")
+        raise rpc_error("INVALID_ARGUMENT", f"{what}: translation of {type_name} to strings is not supported")
     widths = f"{width} bits in the BMv2 JSON, but {declared.bitwidth} in the P4Info"
-    raise refuse("INVALID_ARGUMENT", f"{what} has {widths}")
+    raise rpc_error("INVALID_ARGUMENT", f"{what} has {widths}")

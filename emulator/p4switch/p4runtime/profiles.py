@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+from emulator.p4switch.p4runtime.errors import DELETE, INSERT, MODIFY, check_presence, rpc_error
 from emulator.p4switch.p4runtime.fields import Actions, decode
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, check_presence, refuse
 from emulator.p4switch.state.action_profiles import ActionProfile
 from switchml.control.p4runtime_protos import info, v1
 
@@ -47,13 +47,13 @@ class Profile:
     def member(self, number: int) -> int:
         """Handle of a member. Raises NOT_FOUND."""
         if number not in self.members:
-            raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no member {number}")
+            raise rpc_error("NOT_FOUND", f"action profile {self.profile.name} has no member {number}")
         return self.members[number]
 
     def group(self, number: int) -> Group:
         """A group by number. Raises NOT_FOUND."""
         if number not in self.groups:
-            raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no group {number}")
+            raise rpc_error("NOT_FOUND", f"action profile {self.profile.name} has no group {number}")
         return self.groups[number]
 
     def number_of_member(self, handle: int) -> int:
@@ -68,10 +68,10 @@ class Profile:
         """The switch's weight of a member. Raises INVALID_ARGUMENT."""
         if self.item.weights_disallowed:
             if weight:
-                raise refuse("INVALID_ARGUMENT", f"action profile {self.profile.name}: members can't have weights")
+                raise rpc_error("INVALID_ARGUMENT", f"action profile {self.profile.name}: members can't have weights")
             return 1
         if weight < 1:
-            raise refuse("INVALID_ARGUMENT", f"a member's weight must be at least 1, not {weight}")
+            raise rpc_error("INVALID_ARGUMENT", f"a member's weight must be at least 1, not {weight}")
         return weight
 
     def size_of(self, weights: Sequence[int]) -> int:
@@ -83,23 +83,23 @@ class Profile:
         """Create an action set's members and group, all or nothing (section "One Shot Action Selector Programming")."""
         name = self.profile.name
         if not self.profile.has_selector:
-            raise refuse("INVALID_ARGUMENT", f"action profile {name} has no selector, so it takes no action sets")
+            raise rpc_error("INVALID_ARGUMENT", f"action profile {name} has no selector, so it takes no action sets")
         if self.members or self.groups:
             problem = "holds members or groups: it can't take action sets as well"
-            raise refuse("INVALID_ARGUMENT", f"action profile {name} {problem}")
+            raise rpc_error("INVALID_ARGUMENT", f"action profile {name} {problem}")
         if message.HasField("group_action"):
-            raise refuse("UNIMPLEMENTED", "an action for the whole group is not supported")
+            raise rpc_error("UNIMPLEMENTED", "an action for the whole group is not supported")
         if message.action_selection_mode:
-            raise refuse("UNIMPLEMENTED", "only the program's own selection of actions is supported")
+            raise rpc_error("UNIMPLEMENTED", "only the program's own selection of actions is supported")
         if not message.action_profile_actions:
-            raise refuse("INVALID_ARGUMENT", f"action profile {name}: an action set needs an action")
+            raise rpc_error("INVALID_ARGUMENT", f"action profile {name}: an action set needs an action")
         runs, weights, ports = [], [], []
         for part in message.action_profile_actions:
             ports.append(watched_port(part))
             runs.append(self.actions.decode(part.action))
             weights.append(self.check_weight(part.weight))
         if 0 < self.item.max_group_size < self.size_of(weights):
-            raise refuse("RESOURCE_EXHAUSTED", f"a group of {name} has room for {self.item.max_group_size}")
+            raise rpc_error("RESOURCE_EXHAUSTED", f"a group of {name} has room for {self.item.max_group_size}")
         members = [self.profile.add_member(run) for run in runs]
         group = self.profile.create_group()
         for member, weight in zip(members, weights, strict=True):
@@ -157,7 +157,7 @@ class Profiles:
         if profile is None:
             return None
         if profile.name not in self._of:
-            raise refuse("INVALID_ARGUMENT", f"the P4Info has no action profile {profile.name}")
+            raise rpc_error("INVALID_ARGUMENT", f"the P4Info has no action profile {profile.name}")
         return self._of[profile.name]
 
     def _one(self, number: int) -> Profile:
@@ -165,7 +165,7 @@ class Profiles:
         profile.forget_lost()
         if profile.one_shots:
             name = profile.profile.name
-            raise refuse("INVALID_ARGUMENT", f"tables of action profile {name} hold action sets: it can't take both")
+            raise rpc_error("INVALID_ARGUMENT", f"tables of action profile {name} hold action sets: it can't take both")
         return profile
 
     def _selected(self, number: int) -> list[Profile]:
@@ -180,14 +180,14 @@ class Profiles:
         profile = self._one(entry.action_profile_id)
         number = entry.member_id
         if not number:
-            raise refuse("INVALID_ARGUMENT", "a member's id can't be 0")
+            raise rpc_error("INVALID_ARGUMENT", "a member's id can't be 0")
         check_presence(kind, number in profile.members, f"member {number} of action profile {profile.profile.name}")
         if kind == DELETE:
             profile.profile.delete_member(profile.members[number])
             del profile.members[number]
             return
         if not entry.HasField("action"):
-            raise refuse("INVALID_ARGUMENT", f"member {number} needs an action")
+            raise rpc_error("INVALID_ARGUMENT", f"member {number} needs an action")
         run = profile.actions.decode(entry.action)
         if kind == MODIFY:
             profile.profile.modify_member(profile.members[number], run)
@@ -208,9 +208,9 @@ class Profiles:
         numbered = self._one(entry.action_profile_id)
         profile, number = numbered.profile, entry.group_id
         if not profile.has_selector:
-            raise refuse("INVALID_ARGUMENT", f"action profile {profile.name} has no selector, so it has no groups")
+            raise rpc_error("INVALID_ARGUMENT", f"action profile {profile.name} has no selector, so it has no groups")
         if not number:
-            raise refuse("INVALID_ARGUMENT", "a group's id can't be 0")
+            raise rpc_error("INVALID_ARGUMENT", "a group's id can't be 0")
         check_presence(kind, number in numbered.groups, f"group {number} of action profile {profile.name}")
         if kind == DELETE:
             profile.delete_group(numbered.groups[number].handle)
@@ -220,7 +220,7 @@ class Profiles:
         if kind == MODIFY:
             max_size = numbered.groups[number].message.max_size
             if entry.max_size not in (0, max_size):
-                raise refuse("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
+                raise rpc_error("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
             entry.max_size = max_size
         weights, watched = self._members(numbered, entry)
         if kind == INSERT:
@@ -242,7 +242,7 @@ class Profiles:
         limit = profile.item.max_group_size
         if entry.max_size < 0 or 0 < limit < entry.max_size:
             most = f"0 to {limit}" if limit else "0 or more"
-            raise refuse("INVALID_ARGUMENT", f"max_size must be {most}, not {entry.max_size}")
+            raise rpc_error("INVALID_ARGUMENT", f"max_size must be {most}, not {entry.max_size}")
         limit = entry.max_size or limit
         weights, watched = {}, {}
         for member in entry.members:
@@ -251,10 +251,10 @@ class Profiles:
             if port is not None:
                 watched[handle] = port
             if handle in weights:
-                raise refuse("INVALID_ARGUMENT", f"member {member.member_id} is twice in group {entry.group_id}")
+                raise rpc_error("INVALID_ARGUMENT", f"member {member.member_id} is twice in group {entry.group_id}")
             weights[handle] = profile.check_weight(member.weight)
         if limit and profile.size_of(list(weights.values())) > limit:
-            raise refuse("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {limit}")
+            raise rpc_error("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {limit}")
         return weights, watched
 
     def follow_ports(self) -> None:

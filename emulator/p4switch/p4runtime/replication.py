@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
 from typing import Any
 
+from emulator.p4switch.p4runtime.errors import DELETE, check_presence, rpc_error
 from emulator.p4switch.p4runtime.fields import decode
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.refusals import DELETE, check_presence, refuse
 from emulator.p4switch.state.replication import MAX_PORTS, MAX_SESSION
 from switchml.control.p4runtime_protos import v1
 
@@ -52,7 +52,7 @@ class ReplicationEngine:
         """(GROUP or SESSION, the message of a group or session, its number) of an entry."""
         sort = entry.WhichOneof("type")
         if sort not in self.entries:
-            raise refuse("INVALID_ARGUMENT", "neither a multicast group nor a clone session")
+            raise rpc_error("INVALID_ARGUMENT", "neither a multicast group nor a clone session")
         message = getattr(entry, sort)
         return sort, message, message.multicast_group_id if sort == GROUP else message.session_id
 
@@ -66,7 +66,7 @@ class ReplicationEngine:
         sort, message, number = self._identify(entry)
         name, highest = ("multicast group", FIRST_RESERVED - 1) if sort == GROUP else ("clone session", MAX_SESSION)
         if not 0 < number <= highest:
-            raise refuse("INVALID_ARGUMENT", f"a {name}'s id is 1 to {highest}, not {number}")
+            raise rpc_error("INVALID_ARGUMENT", f"a {name}'s id is 1 to {highest}, not {number}")
         check_presence(kind, number in self.entries[sort], f"{name} {number}")
         group = number if sort == GROUP else FIRST_RESERVED + number
         if kind == DELETE:
@@ -76,9 +76,9 @@ class ReplicationEngine:
             del self.entries[sort][number]
             return
         if sort == SESSION and message.class_of_service:
-            raise refuse("UNIMPLEMENTED", "clones have no class of service")
+            raise rpc_error("UNIMPLEMENTED", "clones have no class of service")
         if sort == SESSION and message.packet_length_bytes:
-            raise refuse("UNIMPLEMENTED", "a session does not truncate its clones; the program can")
+            raise rpc_error("UNIMPLEMENTED", "a session does not truncate its clones; the program can")
         self._place(group, self._ports(message.replicas))
         if sort == SESSION:
             self.mirroring.add(number, mgid=group)
@@ -89,7 +89,7 @@ class ReplicationEngine:
         engine = self.replication
         before = [handle for handle in self._nodes.get(group, ()) if handle in engine.nodes]
         if len(engine.nodes) - len(before) + len(ports) > engine.max_nodes:
-            raise refuse("RESOURCE_EXHAUSTED", f"there can't be more than {engine.max_nodes} multicast nodes")
+            raise rpc_error("RESOURCE_EXHAUSTED", f"there can't be more than {engine.max_nodes} multicast nodes")
         engine.create_group(group)
         for handle in before:
             engine.destroy_node(handle)
@@ -119,12 +119,12 @@ def _ports_by_instance(replicas: Sequence[v1.Replica], up: Set[int]) -> dict[int
         choices = [(port, replica.instance)]
         choices += [(decode(other.port, 32, "a backup's port"), other.instance) for other in replica.backup_replicas]
         if max(choices)[0] >= MAX_PORTS:
-            raise refuse("INVALID_ARGUMENT", f"a replica's port is below {MAX_PORTS}, not {max(choices)[0]}")
+            raise rpc_error("INVALID_ARGUMENT", f"a replica's port is below {MAX_PORTS}, not {max(choices)[0]}")
         most = max(instance for _, instance in choices)
         if most > MAX_INSTANCE:
-            raise refuse("INVALID_ARGUMENT", f"a replica's instance is at most {MAX_INSTANCE}, not {most}")
+            raise rpc_error("INVALID_ARGUMENT", f"a replica's instance is at most {MAX_INSTANCE}, not {most}")
         if choices[0] in primaries:
-            raise refuse("INVALID_ARGUMENT", f"port {port} with instance {replica.instance} is there twice")
+            raise rpc_error("INVALID_ARGUMENT", f"port {port} with instance {replica.instance} is there twice")
         primaries.add(choices[0])
         port, instance = next((choice for choice in choices if choice[0] in up), choices[0])
         ports = ports_of.setdefault(instance, [])

@@ -17,8 +17,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from emulator.p4switch.device import Device
 from emulator.p4switch.p4runtime.configs import Configs
 from emulator.p4switch.p4runtime.controllers import MAX_STREAMS, Controllers, Stream
+from emulator.p4switch.p4runtime.errors import batch_status, rpc_error, status_code
 from emulator.p4switch.p4runtime.fields import PACKET_IN, PACKET_OUT, ControllerHeader
-from emulator.p4switch.p4runtime.refusals import batch_status, refuse, status_code
 from switchml import logs
 from switchml.control import p4runtime_protos as protos
 from switchml.control import rpc
@@ -101,7 +101,7 @@ class P4RuntimeServer:
 
     def _check_device(self, device_id: int) -> None:
         if device_id != self.device.device_id:
-            raise refuse("NOT_FOUND", f"there is no device {device_id}, this is {self.device.device_id}")
+            raise rpc_error("NOT_FOUND", f"there is no device {device_id}, this is {self.device.device_id}")
 
     def Capabilities(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Version of the API."""
@@ -132,7 +132,7 @@ class P4RuntimeServer:
             elif request.atomicity in (v1.WriteRequest.ROLLBACK_ON_ERROR, v1.WriteRequest.DATAPLANE_ATOMIC):
                 errors = entities.write_all_or_none(request.updates)
             else:
-                raise refuse("INVALID_ARGUMENT", f"there is no atomicity {request.atomicity}")
+                raise rpc_error("INVALID_ARGUMENT", f"there is no atomicity {request.atomicity}")
         if any(error is not None for error in errors):
             context.abort_with_status(batch_status(errors))
         return v1.WriteResponse()
@@ -173,7 +173,7 @@ class P4RuntimeServer:
         try:
             for request in requests:
                 if request is rpc.MALFORMED:
-                    raise refuse("INVALID_ARGUMENT", rpc.WHAT)
+                    raise rpc_error("INVALID_ARGUMENT", rpc.WHAT)
                 if request.WhichOneof("update") == "arbitration":
                     with self._order:
                         self.controllers.arbitrate(stream, request.arbitration)
@@ -190,14 +190,14 @@ class P4RuntimeServer:
         """Handle a message other than arbitration; errors are sent on the stream (section "Stream Error Reporting")."""
         try:
             if not self.controllers.is_primary(stream):
-                raise refuse("PERMISSION_DENIED", "only the primary controller may send this")
+                raise rpc_error("PERMISSION_DENIED", "only the primary controller may send this")
             kind = request.WhichOneof("update")
             if kind == "packet":
                 self._packet_out(request.packet)
             elif kind == "digest_ack":
                 self.configs.entities().digests.acknowledge(request.digest_ack)
             else:
-                raise refuse("UNIMPLEMENTED", f"the switch does not support {kind}")
+                raise rpc_error("UNIMPLEMENTED", f"the switch does not support {kind}")
         except SwitchMLError as error:
             stream.send(v1.StreamMessageResponse(error=_stream_error(error, request)))
 
@@ -205,7 +205,7 @@ class P4RuntimeServer:
 
     def _packet_out(self, packet: v1.PacketOut) -> None:
         if self.cpu_port is None:
-            raise refuse("FAILED_PRECONDITION", "the switch has no CPU port; start it with --cpu-port")
+            raise rpc_error("FAILED_PRECONDITION", "the switch has no CPU port; start it with --cpu-port")
         p4info = self.configs.entities().pipeline.p4info
         self.device.take([(self.cpu_port, ControllerHeader.of(p4info, PACKET_OUT).join(packet))])
 

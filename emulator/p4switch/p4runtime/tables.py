@@ -8,11 +8,11 @@ from typing import Any, Generic
 from emulator.p4switch.p4runtime import arrays
 from emulator.p4switch.p4runtime.arrays import CellsT
 from emulator.p4switch.p4runtime.digests import NS_PER_MS
+from emulator.p4switch.p4runtime.errors import DELETE, INSERT, MODIFY, rpc_error
 from emulator.p4switch.p4runtime.fields import Actions
 from emulator.p4switch.p4runtime.matches import Key
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.profiles import Group, Profile, Profiles
-from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
 from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
 from emulator.p4switch.state.ageing import Ageing
 from emulator.p4switch.state.arrays import CounterArray, MeterArray
@@ -59,7 +59,7 @@ class Table:
         return self.table.table.support_timeout
 
     def lacks(self, sort: str) -> ControlError:
-        return refuse("INVALID_ARGUMENT", f"table {self.name} has no direct {sort}")
+        return rpc_error("INVALID_ARGUMENT", f"table {self.name} has no direct {sort}")
 
     def remove(self, one_shot: Group | None) -> None:
         """Release the group of an entry's action set, if any."""
@@ -73,7 +73,7 @@ class Table:
             return self.table.entry_from_key(match, priority)
         except ControlError as error:
             if error.code == "BAD_MATCH_KEY":
-                raise refuse("NOT_FOUND", str(error)) from error
+                raise rpc_error("NOT_FOUND", str(error)) from error
             raise
 
     def key_of(self, entry: Entry) -> v1.TableEntry:
@@ -125,7 +125,7 @@ class Tables:
     def write(self, kind: int, entry: v1.TableEntry) -> None:
         table = self.pipeline.one(self.by_number, entry.table_id, "table")
         if entry.is_const:
-            raise refuse("INVALID_ARGUMENT", f"table {table.name}: is_const may not be set by a controller")
+            raise rpc_error("INVALID_ARGUMENT", f"table {table.name}: is_const may not be set by a controller")
         if entry.is_default_action:
             self._write_default(kind, table, entry)
         elif kind == DELETE:
@@ -136,17 +136,17 @@ class Tables:
 
     def _check_resources(self, table: Table, entry: v1.TableEntry) -> None:
         if entry.idle_timeout_ns < 0:
-            raise refuse("INVALID_ARGUMENT", f"table {table.name}: an idle time-out can't be negative")
+            raise rpc_error("INVALID_ARGUMENT", f"table {table.name}: an idle time-out can't be negative")
         if entry.idle_timeout_ns and not table.ages:
-            raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
+            raise rpc_error("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
         if entry.HasField("time_since_last_hit"):
-            raise refuse("INVALID_ARGUMENT", f"table {table.name}: time_since_last_hit can't be written")
+            raise rpc_error("INVALID_ARGUMENT", f"table {table.name}: time_since_last_hit can't be written")
         if entry.HasField("counter_data"):
             if table.counter is None:
                 raise table.lacks("counter")
             arrays.counts(entry.counter_data)
         if entry.HasField("meter_counter_data"):
-            raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
+            raise rpc_error("UNIMPLEMENTED", "meters do not count packets by colour")
         if entry.HasField("meter_config"):
             if table.meter is None:
                 raise table.lacks("meter")
@@ -163,7 +163,7 @@ class Tables:
         if kind == INSERT or entry.HasField("action"):
             table.table.check_mutable()
             if not entry.HasField("action"):
-                raise refuse("INVALID_ARGUMENT", f"table {table.name}: a new entry needs an action")
+                raise rpc_error("INVALID_ARGUMENT", f"table {table.name}: a new entry needs an action")
             target, one_shot = self._target(table, entry.action)
             try:
                 if kind == INSERT:
@@ -198,7 +198,7 @@ class Tables:
         kind = action.WhichOneof("type")
         if table.profile is None:
             if kind != "action":
-                raise refuse("INVALID_ARGUMENT", f"table {table.name} takes actions, not {kind}")
+                raise rpc_error("INVALID_ARGUMENT", f"table {table.name} takes actions, not {kind}")
             scope = info.ActionRef.TABLE_ONLY if default else info.ActionRef.DEFAULT_ONLY
             return table.actions.decode(action.action, forbidden_scope=scope), None
         if kind == "action_profile_member_id":
@@ -208,23 +208,25 @@ class Tables:
         if kind == "action_profile_action_set" and not default:
             one_shot = table.profile.new_one_shot(action.action_profile_action_set)
             return UseGroup(one_shot.handle), one_shot
-        raise refuse("INVALID_ARGUMENT", f"table {table.name} has an action profile: it can't take {kind}")
+        raise rpc_error("INVALID_ARGUMENT", f"table {table.name} has an action profile: it can't take {kind}")
 
     def _write_default(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
         """Modify the default entry (section "Default Entry")."""
         if kind != MODIFY:
-            raise refuse("INVALID_ARGUMENT", f"the default entry of table {table.name} can only be modified")
+            raise rpc_error("INVALID_ARGUMENT", f"the default entry of table {table.name} can only be modified")
         if entry.match or entry.priority or entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
-            raise refuse("INVALID_ARGUMENT", f"table {table.name}: a default entry has no match, priority or time-out")
+            raise rpc_error(
+                "INVALID_ARGUMENT", f"table {table.name}: a default entry has no match, priority or time-out"
+            )
         if entry.HasField("counter_data") or entry.HasField("meter_config") or entry.HasField("meter_counter_data"):
-            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
+            raise rpc_error("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
         if entry.HasField("action"):
             table.table.set_default(self._target(table, entry.action, default=True)[0])
             table.extras[None] = Extra(entry.metadata, entry.controller_metadata)
             return
         default = table.table.table.default
         if default is not None and default.const_entry:
-            raise refuse("PERMISSION_DENIED", f"the default entry of table {table.name} is const")
+            raise rpc_error("PERMISSION_DENIED", f"the default entry of table {table.name} is const")
         table.table.reset_default()
         table.extras.pop(None, None)
 
@@ -238,7 +240,7 @@ class Tables:
                 messages = [self._default(table)] if table.table.default is not None else []
             else:
                 if pattern.table_id and pattern.HasField("time_since_last_hit") and not table.ages:
-                    raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
+                    raise rpc_error("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
                 entries = table.selected(pattern) if pattern.table_id else table.table.all_entries()
                 messages = (self._message(table, entry, pattern) for entry in entries)
             for message in messages:
@@ -325,7 +327,7 @@ class DirectCells(Generic[CellsT]):
         if cells is None:
             raise table.lacks(self.sort)
         if key.is_default_action:
-            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
+            raise rpc_error("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
         return table, cells
 
     def write(self, kind: int, entry: Any) -> None:

@@ -156,7 +156,7 @@ class Operations(Protocol[P]):
 
     # Copies of packets
 
-    def set_aside(self, packet: P) -> P:
+    def save(self, packet: P) -> P:
         """Set the packet aside, to process a copy of it; the result is the argument of `unparsed` and `duplicate`."""
 
     def unparsed(self, aside: P) -> P:
@@ -165,7 +165,7 @@ class Operations(Protocol[P]):
     def duplicate(self, aside: P) -> P:
         """A copy with the same headers and bytes, but without requests."""
 
-    def take_back(self, aside: P) -> None:
+    def resume(self, aside: P) -> None:
         """Resume processing of the packet that was set aside."""
 
     def end(self, packet: P) -> None:

@@ -94,19 +94,19 @@ def clone(engine: Operations[P], packet: P, session: int, path: int) -> None:
         engine.note(packet, n.CLONED_AT_EGRESS if is_known else n.UNKNOWN_AT_EGRESS, session)
     if not is_known:
         return
-    original = engine.set_aside(packet)
+    original = engine.save(packet)
     copy = engine.unparsed(original)
     engine.reset_metadata(copy)
     if path == CLONE_I2E:
         engine.set(copy, f.LENGTH, engine.get(original, f.START_LENGTH))
     engine.set(copy, f.EGRESS_PARSER_PATH, path)
     mirror(engine, copy, session)
-    engine.take_back(original)
+    engine.resume(original)
 
 
 def return_to_ingress(engine: Operations[P], packet: P, port: int, path: int) -> None:
     """Return the packet's bytes to ingress."""
-    original = engine.set_aside(packet)
+    original = engine.save(packet)
     copy = engine.unparsed(original)
     engine.reset_metadata(copy)
     if path == RESUBMIT:
@@ -115,7 +115,7 @@ def return_to_ingress(engine: Operations[P], packet: P, port: int, path: int) ->
     engine.set(copy, f.INGRESS_PARSER_PORT, port)
     engine.set(copy, f.INGRESS_PARSER_PATH, path)
     engine.push_returned(copy)
-    engine.take_back(original)
+    engine.resume(original)
 
 
 # Egress

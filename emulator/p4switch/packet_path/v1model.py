@@ -72,17 +72,17 @@ def clone_at_ingress(engine: Operations[P], packet: P) -> None:
     engine.set(packet, f.CLONE, 0)
     if not engine.has_session(session):
         return
-    original = engine.set_aside(packet)
+    original = engine.save(packet)
     clone = engine.unparsed(original)
     engine.set(clone, f.LENGTH, engine.get(original, f.START_LENGTH))
     engine.set(clone, f.INGRESS_PORT, engine.get(original, f.RECEIVED_AT))
     if engine.parse(clone, INGRESS_PARSER):
-        take_over(engine, clone, original, engine.get(original, f.CLONE_LIST), INGRESS_CLONE)
+        reset_metadata_except(engine, clone, original, engine.get(original, f.CLONE_LIST), INGRESS_CLONE)
         mirror(engine, clone, session)
-    engine.take_back(original)
+    engine.resume(original)
 
 
-def take_over(engine: Operations[P], copy: P, packet: P, field_list: int, instance_type: int) -> None:
+def reset_metadata_except(engine: Operations[P], copy: P, packet: P, field_list: int, instance_type: int) -> None:
     """Reset a copy's metadata, except for the fields of a list."""
     engine.keep_fields(copy, packet, field_list)
     engine.set(copy, f.INSTANCE_TYPE, instance_type)
@@ -91,13 +91,13 @@ def take_over(engine: Operations[P], copy: P, packet: P, field_list: int, instan
 def resubmit(engine: Operations[P], packet: P) -> None:
     """Return the packet as received to ingress."""
     engine.note(packet, n.RESUBMITTED, 0)
-    original = engine.set_aside(packet)
+    original = engine.save(packet)
     copy, length = engine.unparsed(original), engine.get(original, f.START_LENGTH)
-    take_over(engine, copy, original, engine.get(original, f.RESUBMIT), RESUBMITTED)
+    reset_metadata_except(engine, copy, original, engine.get(original, f.RESUBMIT), RESUBMITTED)
     engine.set(copy, f.LENGTH, length)
     engine.set(copy, f.PACKET_LENGTH, length)
     engine.push_returned(copy)
-    engine.take_back(original)
+    engine.resume(original)
 
 
 # Egress
@@ -141,21 +141,21 @@ def clone_at_egress(engine: Operations[P], packet: P) -> None:
     engine.set(packet, f.CLONE, 0)
     if not engine.has_session(session):
         return
-    original = engine.set_aside(packet)
+    original = engine.save(packet)
     clone = engine.duplicate(original)
-    take_over(engine, clone, original, engine.get(original, f.CLONE_LIST), EGRESS_CLONE)
+    reset_metadata_except(engine, clone, original, engine.get(original, f.CLONE_LIST), EGRESS_CLONE)
     mirror(engine, clone, session)
-    engine.take_back(original)
+    engine.resume(original)
 
 
 def recirculate(engine: Operations[P], packet: P) -> None:
     """Return the deparsed packet to ingress."""
     engine.note(packet, n.RECIRCULATED, 0)
-    original = engine.set_aside(packet)
+    original = engine.save(packet)
     copy = engine.unparsed(original)
     length = engine.get(copy, f.LENGTH)
     engine.set(copy, f.COUNTED_LENGTH, length)
-    take_over(engine, copy, original, engine.get(original, f.RECIRCULATE), RECIRCULATED)
+    reset_metadata_except(engine, copy, original, engine.get(original, f.RECIRCULATE), RECIRCULATED)
     engine.set(copy, f.PACKET_LENGTH, length)
     engine.push_returned(copy)
-    engine.take_back(original)
+    engine.resume(original)

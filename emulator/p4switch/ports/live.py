@@ -33,7 +33,7 @@ from switchml.net.trains import MAX_PACKETS, VIRTIO_BYTES
 log = logs.of("switchml.bmv2")
 
 UDP_PREFIX = "udp:"
-STRANGERS = "strangers"
+FOREIGN_SENDERS = "strangers"
 """Key in PortInfo.extra of the number of frames ignored because their sender is not the port's peer."""
 
 _POLL_MS = 500
@@ -43,7 +43,7 @@ _CLOSING_S = 10.0
 
 class LivePort(ABC):
     """A port with a socket. `is_warm`: whether its kernels are compiled. `dumps`: writers of received and sent frames,
-    if any. `n_strangers`: frames ignored because their sender is not the port's peer."""
+    if any. `n_foreign_senders`: frames ignored because their sender is not the port's peer."""
 
     socket: socket.socket
     _receive: Kernel
@@ -54,7 +54,7 @@ class LivePort(ABC):
         self.interface = interface
         self.is_warm = False
         self.dumps: tuple[PcapWriter, PcapWriter] | None = None
-        self.n_strangers = 0
+        self.n_foreign_senders = 0
 
     def warm(self) -> None:
         self._receive.compile()
@@ -93,7 +93,7 @@ class LivePort(ABC):
             dump.close()
 
     def describe(self) -> PortInfo:
-        extra = {STRANGERS: str(self.n_strangers)} if self.n_strangers else {}
+        extra = {FOREIGN_SENDERS: str(self.n_foreign_senders)} if self.n_foreign_senders else {}
         return PortInfo(self.number, self.interface, self.is_up(), extra)
 
 
@@ -196,12 +196,12 @@ class UdpPort(LivePort):
         """Keep those of the first `n` packets that were sent by the owner, and return their number. The others are
         counted; the first is logged."""
         is_owner = self._packets.endpoint[:n] == owner
-        if not self.n_strangers:
+        if not self.n_foreign_senders:
             first = self._packets.endpoint[np.argmin(is_owner)]
             sender, peer = ("{}:{}".format(*udp.endpoint_text(int(end))) for end in (first, owner))
             log.warning("Port %d: ignoring frames from %s; the port is that of %s", self.number, sender, peer)
         kept = np.flatnonzero(is_owner)
-        self.n_strangers += n - len(kept)
+        self.n_foreign_senders += n - len(kept)
         for column in self._packets:
             column[: len(kept)] = column[kept]
         return len(kept)

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Protocol
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.handles import Handled, locked
+from emulator.p4switch.state.handles import HandleTable, locked
 from switchml.errors import ControlError
 
 
@@ -133,8 +133,8 @@ class ActionProfile(ActionOwner):
         self.profile = profile
         self.name = profile.name
         self.lock = lock
-        self.members: Handled[Member] = Handled()
-        self.groups: Handled[Group] = Handled()
+        self.members: HandleTable[Member] = HandleTable()
+        self.groups: HandleTable[Group] = HandleTable()
         self.observers: list[ProfileObserver] = []
 
     @property

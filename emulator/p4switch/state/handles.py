@@ -13,7 +13,7 @@ P = ParamSpec("P")
 INDEX_BITS = 24
 
 
-class Handled(dict[int, T]):
+class HandleTable(dict[int, T]):
     """Objects by their handles."""
 
     def __init__(self) -> None:

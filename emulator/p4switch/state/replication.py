@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
 
-from emulator.p4switch.state.handles import Handled, locked
+from emulator.p4switch.state.handles import HandleTable, locked
 from switchml.errors import ControlError
 
 MAX_PORTS = 512
@@ -46,10 +46,10 @@ class Replication:
     max_groups: int = 4096
     max_nodes: int = 4096
     groups: dict[int, list[int]] = field(default_factory=dict)
-    nodes: Handled[Node] = field(default_factory=Handled)
+    nodes: HandleTable[Node] = field(default_factory=HandleTable)
     lags: dict[int, tuple[int, ...]] = field(default_factory=dict)
     observers: list[Callable[[int], None]] = field(default_factory=list)
-    _by_l2: Handled[Node] = field(default_factory=Handled)
+    _by_l2: HandleTable[Node] = field(default_factory=HandleTable)
 
     def copies(self, mgid: int) -> list[tuple[int, int]] | None:
         """(port, rid) of each copy, in order; None if there is no such group."""

@@ -29,7 +29,7 @@ from emulator.p4switch.state.action_profiles import (
     table_error,
 )  # fmt: skip
 from emulator.p4switch.state.arrays import CounterArray, MeterArray
-from emulator.p4switch.state.handles import INDEX_BITS, Handled, entry_handle, index_of, locked, version_of
+from emulator.p4switch.state.handles import INDEX_BITS, HandleTable, entry_handle, index_of, locked, version_of
 from emulator.p4switch.state.tuple_space import Key, TupleSpace
 from emulator.p4switch.values import mask, n_bytes
 
@@ -132,7 +132,7 @@ class MatchTable(ActionOwner):
         self.is_immutable = table.entries is not None
 
     def _clear_entries(self) -> None:
-        self.entries: Handled[Entry] = Handled()
+        self.entries: HandleTable[Entry] = HandleTable()
         self._versions: dict[int, int] = {}
         self._by_key: dict[Hashable, Entry] = {}
         self.space = TupleSpace()

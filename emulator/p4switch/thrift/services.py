@@ -15,7 +15,7 @@ from emulator.p4switch.state.digests import DigestList
 from emulator.p4switch.state.replication import MAX_PORTS, Replication, Session
 from emulator.p4switch.state.state import ParseVSet, Queues, State
 from emulator.p4switch.thrift import tables
-from emulator.p4switch.thrift.tables import Answer, Uncaught, passed_to
+from emulator.p4switch.thrift.tables import Handler, Uncaught, forwarding
 from emulator.p4switch.values import n_bytes
 from switchml import logs
 from switchml.errors import ConfigError, ControlError
@@ -43,10 +43,10 @@ def _refusable(change: Callable[..., None], *arguments: Any) -> None:
         raise ControlError("DevMgr", "ERROR", str(error)) from error
 
 
-def _crc_setting(width: int) -> Answer:
+def _crc_setting(width: int) -> Handler:
     """The handler of a call that sets the parameters of a custom CRC."""
 
-    def answer(self: tables.Answers, cxt: int, calculation: str, p: SimpleNamespace) -> None:
+    def answer(self: tables.CallHandlers, cxt: int, calculation: str, p: SimpleNamespace) -> None:
         numbers = p.polynomial or 0, p.initial_remainder or 0, p.final_xor_value or 0
         crc = Crc(width, *numbers, bool(p.data_reflected), bool(p.remainder_reflected))
         self.device.state.set_crc(calculation, crc)
@@ -59,25 +59,25 @@ class Standard(tables.TableCalls):
 
     # Counters, meters, registers
 
-    bm_counter_read = passed_to(State.counter, CounterArray.read, to_wire=tables.counter_to_wire)
-    bm_counter_write = passed_to(State.counter, CounterArray.write, tables.counter_from_wire)
-    bm_counter_reset_all = passed_to(State.counter, CounterArray.reset)
-    bm_meter_array_set_rates = passed_to(State.meter, MeterArray.set_all_rates, tables.rates_from_wire)
-    bm_meter_set_rates = passed_to(State.meter, MeterArray.set_rates, tables.rates_from_wire)
-    bm_meter_get_rates = passed_to(State.meter, MeterArray.get_rates, to_wire=tables.rates_to_wire)
-    bm_register_read = passed_to(State.register, RegisterArray.read, to_wire=lambda value: min(value, LARGEST))
-    bm_register_write = passed_to(State.register, RegisterArray.write)
-    bm_register_write_range = passed_to(State.register, RegisterArray.write_range)
-    bm_register_reset = passed_to(State.register, RegisterArray.reset)
+    bm_counter_read = forwarding(State.counter, CounterArray.read, to_wire=tables.counter_to_wire)
+    bm_counter_write = forwarding(State.counter, CounterArray.write, tables.counter_from_wire)
+    bm_counter_reset_all = forwarding(State.counter, CounterArray.reset)
+    bm_meter_array_set_rates = forwarding(State.meter, MeterArray.set_all_rates, tables.rates_from_wire)
+    bm_meter_set_rates = forwarding(State.meter, MeterArray.set_rates, tables.rates_from_wire)
+    bm_meter_get_rates = forwarding(State.meter, MeterArray.get_rates, to_wire=tables.rates_to_wire)
+    bm_register_read = forwarding(State.register, RegisterArray.read, to_wire=lambda value: min(value, LARGEST))
+    bm_register_write = forwarding(State.register, RegisterArray.write)
+    bm_register_write_range = forwarding(State.register, RegisterArray.write_range)
+    bm_register_reset = forwarding(State.register, RegisterArray.reset)
 
     def bm_register_read_all(self, cxt: int, array: str) -> list[int]:
         return [min(value, LARGEST) for value in self.device.state.register(array).read_all()]
 
     # Parse value sets
 
-    bm_parse_vset_add = passed_to(State.parse_vset, ParseVSet.add, _number)
-    bm_parse_vset_remove = passed_to(State.parse_vset, ParseVSet.remove, _number)
-    bm_parse_vset_clear = passed_to(State.parse_vset, ParseVSet.reset)
+    bm_parse_vset_add = forwarding(State.parse_vset, ParseVSet.add, _number)
+    bm_parse_vset_remove = forwarding(State.parse_vset, ParseVSet.remove, _number)
+    bm_parse_vset_clear = forwarding(State.parse_vset, ParseVSet.reset)
 
     def bm_parse_vset_get(self, cxt: int, vset: str) -> list[bytes]:
         value_set = self.device.state.parse_vset(vset)
@@ -85,10 +85,10 @@ class Standard(tables.TableCalls):
 
     # Digests
 
-    bm_learning_ack = passed_to(State.digest, DigestList.acknowledge)
-    bm_learning_ack_buffer = passed_to(State.digest, DigestList.acknowledge)
-    bm_learning_set_timeout = passed_to(State.digest, DigestList.set_timeout)
-    bm_learning_set_buffer_size = passed_to(State.digest, DigestList.set_max_samples)
+    bm_learning_ack = forwarding(State.digest, DigestList.acknowledge)
+    bm_learning_ack_buffer = forwarding(State.digest, DigestList.acknowledge)
+    bm_learning_set_timeout = forwarding(State.digest, DigestList.set_timeout)
+    bm_learning_set_buffer_size = forwarding(State.digest, DigestList.set_max_samples)
 
     # Ports
 
@@ -157,18 +157,18 @@ def ports_of(bits: str) -> list[int]:
     return [number for number, bit in enumerate(reversed(bits)) if bit == "1"]
 
 
-def _replicating(method: Callable[..., Any]) -> Answer:
+def _replicating(method: Callable[..., Any]) -> Handler:
     """The handler of a call whose arguments are a context and those of a method of Replication; text arguments are
     sets."""
 
-    def answer(self: tables.Answers, cxt: int, *arguments: int | str) -> Any:
+    def answer(self: tables.CallHandlers, cxt: int, *arguments: int | str) -> Any:
         numbers = [ports_of(value) if isinstance(value, str) else value for value in arguments]
         return method(self.device.state.replication, *numbers)
 
     return answer
 
 
-class SimplePreLag(tables.Answers):
+class SimplePreLag(tables.CallHandlers):
     """Services `simple_pre` and `simple_pre_lag`."""
 
     bm_mc_mgrp_create = _replicating(Replication.create_group)
@@ -184,11 +184,11 @@ class SimplePreLag(tables.Answers):
         return json.dumps(self.device.state.replication.describe())
 
 
-def _queue_setting(set_value: Callable[..., None]) -> Answer:
+def _queue_setting(set_value: Callable[..., None]) -> Handler:
     """The handler of a call that sets the depth or rate of all egress queues, of a port's or of a single one: port and
     priority are the first arguments, the value is the last."""
 
-    def answer(self: tables.Answers, *arguments: int) -> int:
+    def answer(self: tables.CallHandlers, *arguments: int) -> int:
         *queue, value = arguments
         n = self.device.switch.n_priorities
         if len(queue) == 2 and not 0 <= queue[1] < n:
@@ -200,7 +200,7 @@ def _queue_setting(set_value: Callable[..., None]) -> Answer:
     return answer
 
 
-class SimpleSwitch(tables.Answers):
+class SimpleSwitch(tables.CallHandlers):
     """Service `simple_switch`."""
 
     # Mirroring; the first three predate BMv2 1.11, and report failure by their result

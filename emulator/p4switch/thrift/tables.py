@@ -94,24 +94,24 @@ def counter_to_wire(value: tuple[int, int]) -> SimpleNamespace:
     return SimpleNamespace(packets=value[0], bytes=value[1])
 
 
-Answer = Callable[..., Any]
+Handler = Callable[..., Any]
 
 
 class Uncaught(Exception):
     """A C++ exception that BMv2 leaves to Thrift, with its text."""
 
 
-def passed_to(
+def forwarding(
     find: Callable[[State, Any], Any],
     method: Callable[..., Any],
     last: Callable[[Any], tuple[Any, ...]] | None = None,
     to_wire: Callable[[Any], Any] | None = None,
-) -> Answer:
+) -> Handler:
     """The handler of a call whose arguments are a context, the key with which `find` looks up an object, and those of
     the object's `method`. `last` converts the call's last argument to the method's arguments; `to_wire` the method's
     result to the call's."""
 
-    def answer(self: Answers, cxt: int, name: Any, *arguments: Any) -> Any:
+    def answer(self: CallHandlers, cxt: int, name: Any, *arguments: Any) -> Any:
         if last is not None:
             arguments = *arguments[:-1], *last(arguments[-1])
         result = method(find(self.device.state, name), *arguments)
@@ -139,54 +139,54 @@ def _run(owner: MatchTable | ActionProfile, action: str, data: Sequence[bytes]) 
     return RunAction(owner.action(action), tuple(int.from_bytes(item, "big") for item in data))
 
 
-def _entry_calls(find: Callable[[State, str], MatchTable], target: Callable[..., Target]) -> tuple[Answer, ...]:
+def _entry_calls(find: Callable[[State, str], MatchTable], target: Callable[..., Target]) -> tuple[Handler, ...]:
     """The handlers of calls that add an entry, modify an entry, and set the default of tables looked up by `find`;
     `target` is called with the table and the call's arguments for the target."""
 
-    def add(self: Answers, cxt: int, name: str, match: list[SimpleNamespace], *arguments: Any) -> int:
+    def add(self: CallHandlers, cxt: int, name: str, match: list[SimpleNamespace], *arguments: Any) -> int:
         *parts, options = arguments
         table = find(self.device.state, name)
         run = target(table, *parts)
         return table.add(match_from_wire(table.table, match), run, options.priority or 0)
 
-    def modify(self: Answers, cxt: int, name: str, entry: int, *parts: Any) -> None:
+    def modify(self: CallHandlers, cxt: int, name: str, entry: int, *parts: Any) -> None:
         table = find(self.device.state, name)
         table.modify(entry, target(table, *parts))
 
-    def set_default(self: Answers, cxt: int, name: str, *parts: Any) -> None:
+    def set_default(self: CallHandlers, cxt: int, name: str, *parts: Any) -> None:
         table = find(self.device.state, name)
         table.set_default(target(table, *parts))
 
     return add, modify, set_default
 
 
-class Answers:
+class CallHandlers:
     """Base class: handles calls of a service for `device`."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
 
 
-class TableCalls(Answers):
+class TableCalls(CallHandlers):
     """Handles calls on the tables of the device's program."""
 
     # All tables
 
-    bm_mt_get_num_entries = passed_to(State.table, MatchTable.__len__)
-    bm_mt_clear_entries = passed_to(State.table, MatchTable.clear)
-    bm_mt_set_entry_ttl = passed_to(State.table, MatchTable.set_timeout)
+    bm_mt_get_num_entries = forwarding(State.table, MatchTable.__len__)
+    bm_mt_clear_entries = forwarding(State.table, MatchTable.clear)
+    bm_mt_set_entry_ttl = forwarding(State.table, MatchTable.set_timeout)
     bm_mt_indirect_set_entry_ttl = bm_mt_set_entry_ttl
 
     # Entries that hold an action
 
-    bm_mt_delete_entry = passed_to(_simple, MatchTable.delete)
-    bm_mt_reset_default_entry = passed_to(_simple, MatchTable.reset_default)
+    bm_mt_delete_entry = forwarding(_simple, MatchTable.delete)
+    bm_mt_reset_default_entry = forwarding(_simple, MatchTable.reset_default)
     bm_mt_add_entry, bm_mt_modify_entry, bm_mt_set_default_action = _entry_calls(_simple, _run)
 
     # Entries that refer to an action profile
 
-    bm_mt_indirect_delete_entry = passed_to(_profiled, MatchTable.delete)
-    bm_mt_indirect_reset_default_entry = passed_to(_profiled, MatchTable.reset_default)
+    bm_mt_indirect_delete_entry = forwarding(_profiled, MatchTable.delete)
+    bm_mt_indirect_reset_default_entry = forwarding(_profiled, MatchTable.reset_default)
     bm_mt_indirect_add_entry, bm_mt_indirect_modify_entry, bm_mt_indirect_set_default_member = _entry_calls(
         _profiled, lambda table, member: UseMember(member)
     )
@@ -249,19 +249,19 @@ class TableCalls(Answers):
 
     # Direct counters and meters
 
-    bm_mt_reset_counters = passed_to(State.table, MatchTable.reset_counters)
-    bm_mt_read_counter = passed_to(State.table, MatchTable.read_counter, to_wire=counter_to_wire)
-    bm_mt_write_counter = passed_to(State.table, MatchTable.write_counter, counter_from_wire)
-    bm_mt_set_meter_rates = passed_to(State.table, MatchTable.set_meter_rates, rates_from_wire)
-    bm_mt_get_meter_rates = passed_to(State.table, MatchTable.get_meter_rates, to_wire=rates_to_wire)
+    bm_mt_reset_counters = forwarding(State.table, MatchTable.reset_counters)
+    bm_mt_read_counter = forwarding(State.table, MatchTable.read_counter, to_wire=counter_to_wire)
+    bm_mt_write_counter = forwarding(State.table, MatchTable.write_counter, counter_from_wire)
+    bm_mt_set_meter_rates = forwarding(State.table, MatchTable.set_meter_rates, rates_from_wire)
+    bm_mt_get_meter_rates = forwarding(State.table, MatchTable.get_meter_rates, to_wire=rates_to_wire)
 
     # Action profiles
 
-    bm_mt_act_prof_delete_member = passed_to(State.action_profile, ActionProfile.delete_member)
-    bm_mt_act_prof_create_group = passed_to(State.action_profile, ActionProfile.create_group)
-    bm_mt_act_prof_delete_group = passed_to(State.action_profile, ActionProfile.delete_group)
-    bm_mt_act_prof_add_member_to_group = passed_to(State.action_profile, ActionProfile.add_to_group)
-    bm_mt_act_prof_remove_member_from_group = passed_to(State.action_profile, ActionProfile.remove_from_group)
+    bm_mt_act_prof_delete_member = forwarding(State.action_profile, ActionProfile.delete_member)
+    bm_mt_act_prof_create_group = forwarding(State.action_profile, ActionProfile.create_group)
+    bm_mt_act_prof_delete_group = forwarding(State.action_profile, ActionProfile.delete_group)
+    bm_mt_act_prof_add_member_to_group = forwarding(State.action_profile, ActionProfile.add_to_group)
+    bm_mt_act_prof_remove_member_from_group = forwarding(State.action_profile, ActionProfile.remove_from_group)
 
     def bm_mt_act_prof_add_member(self, cxt: int, name: str, action: str, data: list[bytes]) -> int:
         profile = self.device.state.action_profile(name)
@@ -278,7 +278,7 @@ class TableCalls(Answers):
     def bm_mt_act_prof_get_members(self, cxt: int, name: str) -> list[SimpleNamespace]:
         return self._listed(name, "members", self.bm_mt_act_prof_get_member)
 
-    def _listed(self, name: str, part: str, get: Answer) -> list[SimpleNamespace]:
+    def _listed(self, name: str, part: str, get: Handler) -> list[SimpleNamespace]:
         """A profile's members or groups by handle; like BMv2, returns none for a missing profile."""
         for profile in self.device.state.action_profiles:
             if profile.name == name:

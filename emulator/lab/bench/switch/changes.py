@@ -21,9 +21,9 @@ from typing import Any
 from emulator.lab.bench.switch.figures import Figures
 from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.interpreter.interpreter import Interpreter
+from emulator.p4switch.pauses import avoid_pauses
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
-from emulator.p4switch.quiet import keep_quiet
 from emulator.p4switch.state.action_profiles import RunAction
 from emulator.p4switch.state.tables import MatchTable
 from emulator.p4switch.switch import Switch
@@ -84,7 +84,7 @@ def _measure(path: Path, engine: str, size: int) -> Costs:
     run = _run(table)
     handles = _fill(table, run, size, source)
     more = [_key(table, source) for _ in range(2 * N_CHANGES)]
-    keep_quiet(switch)
+    avoid_pauses(switch)
     packet_us = _each([partial(switch.receive, 0, FRAME)] * N_CHANGES)
     kinds = _steps(table, handles, more, run, source)
     costs = [_each([partial(_with_packet, switch, step) for step in steps]) - packet_us for steps in kinds]

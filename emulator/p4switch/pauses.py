@@ -36,7 +36,7 @@ class _Frozen:
     removed = target_changed = default_changed = cleared = group_changed = nothing
 
 
-def keep_quiet(switch: Switch) -> None:
+def avoid_pauses(switch: Switch) -> None:
     """Apply these settings to a switch and its future programs."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     switch.on_load.append(_watch)

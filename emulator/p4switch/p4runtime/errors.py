@@ -27,7 +27,7 @@ _CODES = {
 """Canonical codes → codes of the state's errors; all others map to INVALID_ARGUMENT."""
 
 
-def refuse(code: str, message: str) -> ControlError:
+def rpc_error(code: str, message: str) -> ControlError:
     """Create an error with the canonical code `code`."""
     return ControlError(OPERATION, code, message)
 
@@ -35,9 +35,9 @@ def refuse(code: str, message: str) -> ControlError:
 def check_presence(kind: int, is_there: bool, what: str) -> None:
     """Reject an insert of an existing object, and a modify or delete of a missing one."""
     if kind == INSERT and is_there:
-        raise refuse("ALREADY_EXISTS", f"{what} exists already")
+        raise rpc_error("ALREADY_EXISTS", f"{what} exists already")
     if kind != INSERT and not is_there:
-        raise refuse("NOT_FOUND", f"there is no {what}")
+        raise rpc_error("NOT_FOUND", f"there is no {what}")
 
 
 def status_code(error: SwitchMLError) -> grpc.StatusCode:

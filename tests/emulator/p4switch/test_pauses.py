@@ -2,15 +2,15 @@
 
 import gc
 
-from emulator.p4switch import quiet
+from emulator.p4switch import pauses
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction
 
 
 def test_entries_are_taken_from_the_collector(switch, monkeypatch):
-    monkeypatch.setattr(quiet, "N_ADDED", 10)
+    monkeypatch.setattr(pauses, "N_ADDED", 10)
     running = switch("lpm")
-    quiet.keep_quiet(running)
+    pauses.avoid_pauses(running)
     try:
         table = next(table for table in running.state.tables if table.name.endswith("v6"))
         run = RunAction(table.action("NoAction"))
