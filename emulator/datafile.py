@@ -65,7 +65,7 @@ def find(what: str, name: str, folder: Path) -> Path:
     return path
 
 
-class Remembered(Generic[T]):
+class Cached(Generic[T]):
     """Caches the result of `load`: once for each built-in; a user's file is loaded again if it has changed or been
     replaced."""
 

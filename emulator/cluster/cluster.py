@@ -212,7 +212,7 @@ class Cluster(Interconnect):
         return nodes
 
 
-@datafile.Remembered
+@datafile.Cached
 def load(name: str) -> Cluster:
     """Load a built-in cluster by name, or a user's by path. Raises ConfigError."""
     path = datafile.find("cluster", name, FOLDER)

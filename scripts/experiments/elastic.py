@@ -70,7 +70,7 @@ class Replica:
         self.process.send_signal(signal.SIGKILL)
 
 
-class Watched:
+class MonitoredTraining:
     """State of a running training: present replicas, the next kill, and the printed log."""
 
     def __init__(self, replicas: list[Replica], deaths: int, steps: int, step_time_s: float, chooser: random.Random):
@@ -122,7 +122,7 @@ class Watched:
         return True
 
 
-def watch(training: Watched, lines: queue.SimpleQueue[tuple[Replica, str | None]], patience_s: float) -> None:
+def watch(training: MonitoredTraining, lines: queue.SimpleQueue[tuple[Replica, str | None]], patience_s: float) -> None:
     left = len(training.replicas)
     while left:
         try:
@@ -160,7 +160,9 @@ def main() -> None:
         if aggregator is not None:
             os.environ["SWITCHML_AGGREGATOR"] = aggregator.address
         replicas += [Replica(number, command, lines) for number in range(options.replicas)]
-        training = Watched(replicas, options.deaths, options.steps, options.step_time, random.Random(options.seed))
+        training = MonitoredTraining(
+            replicas, options.deaths, options.steps, options.step_time, random.Random(options.seed)
+        )
         watch(training, lines, 10 * options.timeout)
     finally:
         for replica in replicas:

@@ -25,7 +25,7 @@ from switchml.control.channel import split_address
 from switchml.errors import SwitchMLError
 
 
-class Killed:
+class KilledAggregator:
     """An aggregator that is killed at a random moment, drawn from `chooser`, and with `restarts` is restarted at the
     same address. `switch_alone`: only its switch is killed, not its control plane."""
 
@@ -40,7 +40,7 @@ class Killed:
         self.address = ""
         self.is_killed = False
 
-    def start(self) -> "Killed":
+    def start(self) -> "KilledAggregator":
         self.address = self._child.address
         return self
 
@@ -85,7 +85,7 @@ def train(settings: TrainingSettings, kind: str, chooser: random.Random, restart
     """Return the parameters' checksum after a run with a kill, or an error's text. Raises AssertionError if nothing was
     killed."""
     with contextlib.ExitStack() as running:
-        first = Killed(kind, settings, chooser, restarts, switch_alone)
+        first = KilledAggregator(kind, settings, chooser, restarts, switch_alone)
         running.callback(first.stop)
         standbys = [] if restarts else [ChildAggregator()]
         for standby in standbys:

@@ -266,7 +266,7 @@ class _TableFile:
     unit: str = "samples"
 
 
-@datafile.Remembered
+@datafile.Cached
 def load(name: str) -> Model:
     """Load a built-in model by name, or a user's: a .toml file like those in `data/models`, or a .csv file of layers in
     the format of SwitchML's dnn_benchmark."""

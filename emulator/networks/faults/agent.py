@@ -71,7 +71,7 @@ class VirtualAgent:
     @property
     def _now(self) -> int:
         """Time of its own clock in ns."""
-        return self._clock.show(self.env.now)
+        return self._clock.to_local(self.env.now)
 
     @property
     def _now_s(self) -> float:
@@ -158,4 +158,4 @@ class VirtualAgent:
         due = NEVER if core.is_stopped else self._turns.deadline
         if not core.is_idle:
             due = min(due, self._now + core.tick_ns)
-        self._alarm.set(self._clock.when(due) if due != NEVER else None)
+        self._alarm.set(self._clock.to_true(due) if due != NEVER else None)

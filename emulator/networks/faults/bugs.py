@@ -164,7 +164,7 @@ BUGS: dict[str, Bug] = {
         "packets go to another aggregator with the tag and number of the former epoch (--failover)",
     ),
     "leaves-politely": Bug(
-        "emulator.networks.faults.failover:Mover._go",
+        "emulator.networks.faults.failover:Failover._go",
         statement("vanish"),
         "self._session.leave()",
         "a rank that moves says that it leaves, so the others do not follow (--failover)",

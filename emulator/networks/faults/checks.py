@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from emulator.networks.faults import tensors
-from emulator.networks.faults.late import Book, audit, usual_s
+from emulator.networks.faults.late import CallRecord, audit, usual_s
 from emulator.networks.faults.plan import JobPlan
 from emulator.networks.netsim.config import LinkConfig
 from switchml.errors import (
@@ -53,7 +53,7 @@ class Ledger:
     """Triggered when all ranks have all results (World.all_finished)."""
     disagrees: bool = False
     """Whether a rank has submitted a different call than the others."""
-    books: dict[int, Book] = field(default_factory=dict)
+    books: dict[int, CallRecord] = field(default_factory=dict)
     """Books of the sums that don't wait for late ranks, by call."""
     _exact: dict[int, tensors.Exact] = field(default_factory=dict)
 

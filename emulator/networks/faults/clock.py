@@ -20,15 +20,15 @@ class Clock:
     offset_ns: int = 0
     gain_ppm: int = 0
 
-    def show(self, true_ns: int) -> int:
+    def to_local(self, true_ns: int) -> int:
         """Time shown at a true time."""
         return true_ns + self.offset_ns + true_ns * self.gain_ppm // _MILLION
 
-    def when(self, shown_ns: int) -> int:
+    def to_true(self, shown_ns: int) -> int:
         """The first true time at which it shows at least this time."""
         return -(-(shown_ns - self.offset_ns) * _MILLION // (_MILLION + self.gain_ppm))
 
-    def lasts(self, shown_ns: int) -> int:
+    def true_duration(self, shown_ns: int) -> int:
         """True duration of a shown duration."""
         return -(-shown_ns * _MILLION // (_MILLION + self.gain_ppm))
 

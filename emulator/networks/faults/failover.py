@@ -18,7 +18,7 @@ from switchml.control.membership import PeerLeft, Resumption
 from switchml.protocol.handover import rounds_of
 
 
-class Mover:
+class Failover:
     """Failover of one agent of `program`, which joined the first aggregator."""
 
     def __init__(self, program: Any, agent: VirtualAgent):
@@ -39,10 +39,10 @@ class Mover:
     def _follow(self, session: Session) -> None:
         session.events(lambda event: self._on_event(session, event))
 
-    def _lasts(self, seconds: float) -> int:
+    def _true_duration(self, seconds: float) -> int:
         """True duration in ns of this many seconds on the host's clock."""
         clock: Clock = self._program.clock
-        return clock.lasts(int(seconds * NS))
+        return clock.true_duration(int(seconds * NS))
 
     def _on_event(self, session: Session, event: Any) -> None:
         if session is not self._session or self._agent.is_over:
@@ -60,7 +60,7 @@ class Mover:
         agent.pause()
         reports = (rounds_of(agent.core.worker.state),)
         self._session.vanish()
-        deadline = self._env.now + self._lasts(self._world.plan.failover_s)
+        deadline = self._env.now + self._true_duration(self._world.plan.failover_s)
         for stop in failover.route(range(len(self._world.nodes)), self._aggregator):
             yield from self._program.awake()
             left_s = (deadline - self._env.now) / NS
@@ -73,7 +73,7 @@ class Mover:
                 agent.resume()
                 self._follow(self._session)  # the new session may be lost by now, too
                 return
-            yield self._env.timeout(self._lasts(failover.PAUSE_S))
+            yield self._env.timeout(self._true_duration(failover.PAUSE_S))
         self._is_moving = False
         agent.resume()
         agent.on_event(event if isinstance(event, AggregatorLost) else AggregatorLost(event.reason))
@@ -83,11 +83,11 @@ class Mover:
     ) -> Generator[simpy.Event, Any, bool]:
         """Try to join the other ranks at an aggregator. Returns whether the job continues there."""
         program, control = self._program, self._world.nodes[stop.address].control
-        until = self._env.now + self._lasts(min(stop.reach_s, left_s))
+        until = self._env.now + self._true_duration(min(stop.reach_s, left_s))
         while not control.is_reachable(program.host):
             if self._env.now >= until:
                 return False
-            yield self._env.timeout(self._lasts(RETRY_S))
+            yield self._env.timeout(self._true_duration(RETRY_S))
         info = self._session.info
         program.take_new_port()
         request = replace(
@@ -100,7 +100,7 @@ class Mover:
         )
         session = Session(control, program.host, request, request.timeout_s)
         while not (session.joined.triggered or self._agent.is_over):  # a rank that leaves gives up
-            yield session.joined | self._env.timeout(self._lasts(failover.PAUSE_S))
+            yield session.joined | self._env.timeout(self._true_duration(failover.PAUSE_S))
         refusal = session.joined.value if session.joined.triggered else None
         yield from program.awake()
         if refusal is not None or self._agent.is_over:

@@ -60,7 +60,7 @@ def _chunk(job: JobPlan, call: PlannedCall) -> int:
     return elements_per_chunk(FORMATS[format_of(call.dtype, job.wire)], job.payload_bytes, job.workers)
 
 
-class Memories:
+class ErrorMemories:
     """Error memories of one rank of `job`, from its join. `in_place`: sums overwrite their input, as in the DDP hook,
     or are written elsewhere, as in PartialRounds."""
 
@@ -78,7 +78,7 @@ class Memories:
         job: JobPlan,
         call: PlannedCall,
         own: np.ndarray | None,
-        book: Book,
+        book: CallRecord,
         rank: int,
         on_done: Callable[[BaseException | None, np.ndarray], None],
     ) -> Request:
@@ -111,14 +111,14 @@ class Entry:
 
 
 @dataclass
-class Book:
+class CallRecord:
     """One call over all ranks: the contribution of each rank, and the outcome of the ranks whose call has ended."""
 
     contributed: dict[int, np.ndarray] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
 
 
-def audit(job: JobPlan, call: PlannedCall, book: Book, is_calm: bool) -> str:
+def audit(job: JobPlan, call: PlannedCall, book: CallRecord, is_calm: bool) -> str:
     """Describe what is wrong with a call, or return "". Ranks without an entry may have contributed to any of its
     chunks."""
     if not book.entries:
@@ -169,7 +169,7 @@ def audit(job: JobPlan, call: PlannedCall, book: Book, is_calm: bool) -> str:
 
 
 def _counts(
-    job: JobPlan, call: PlannedCall, book: Book, part: slice, choices: list[tuple[Share, ...]], least: int
+    job: JobPlan, call: PlannedCall, book: CallRecord, part: slice, choices: list[tuple[Share, ...]], least: int
 ) -> set[int]:
     """Numbers of ranks that the aggregator may have counted in a chunk, given its sum. `choices`: possible parts of
     each rank in it. Ranks that contribute only zeros count, too."""

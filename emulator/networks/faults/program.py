@@ -12,8 +12,8 @@ import simpy
 from emulator.networks.faults import late, tensors
 from emulator.networks.faults.agent import VirtualAgent
 from emulator.networks.faults.control import Session
-from emulator.networks.faults.failover import Mover
-from emulator.networks.faults.late import Memories
+from emulator.networks.faults.failover import Failover
+from emulator.networks.faults.late import ErrorMemories
 from emulator.networks.faults.plan import ONE_SENDS, JobPlan, PlannedCall
 from emulator.networks.netsim.link import NS, Environment
 from host_agent.collectives import CollectiveCall, request_of
@@ -38,13 +38,13 @@ class Program:
         self.clock = world.plan.clock(self.host)
         self.state, self.attempts = "running", 0
         self.agent: VirtualAgent | None = None
-        self._mover: Mover | None = None
+        self._mover: Failover | None = None
         self.session: Session | None = None
         self._chooser = random.Random(f"program {world.plan.seed} {self.host}")
         self._port = _FIRST_PORT
         self.agent_endpoint = 0
         self._is_paused: simpy.Event | None = None
-        self._memories: Memories | None = None
+        self._memories: ErrorMemories | None = None
         self._computes = True
         self._submitted = self._resumed_at = 0
         self._due: dict[int, float] = {}
@@ -179,12 +179,12 @@ class Program:
         )
         self.world.agents[self.agent_endpoint] = agent
         if self.world.plan.failover_s:
-            self._mover = Mover(self, agent)
+            self._mover = Failover(self, agent)
         else:
             session.events(agent.on_event)
         pending: list[simpy.Event] = []
         failed, self._due, self._is_late, self._submitted = False, {}, False, 0
-        self._memories = Memories(self.job, self._chooser.random() < 0.5) if self.job.deadline_s else None
+        self._memories = ErrorMemories(self.job, self._chooser.random() < 0.5) if self.job.deadline_s else None
         for number, call in enumerate(self.job.calls):
             if self.job.misfit == "leaves" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
                 break
@@ -273,7 +273,7 @@ class Program:
         ledger, memories, plan = self.world.checks.ledgers[key], self._memories, self.world.plan
         assert memories is not None
         own = late.gradient(self.job, call, (*ledger.seed, number), self.rank) if self._computes else None
-        book = ledger.books.setdefault(number, late.Book())
+        book = ledger.books.setdefault(number, late.CallRecord())
         done, begun = self._due_at(number, call), self.env.now
 
         def on_done(error: BaseException | None, target: np.ndarray) -> None:
@@ -289,7 +289,7 @@ class Program:
         """Record a starting call's deadline; returns its completion event."""
         self._due[number] = np.inf
         if call.timeout_s:  # the agent stores seconds, a fraction of a microsecond off
-            self._due[number] = self.env.now + self.clock.lasts(int(call.timeout_s * NS)) - _ROUNDING_NS
+            self._due[number] = self.env.now + self.clock.true_duration(int(call.timeout_s * NS)) - _ROUNDING_NS
         return self.env.event()
 
     def _ended(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from emulator.networks.testbed import star
 from emulator.networks.testbed.layout import BMV2, BRIDGE, CONTROL, CONTROL_MAC, ROOT, WIRES, Layout
 from emulator.networks.testbed.namespaces import Namespace, find_program, run
-from emulator.networks.testbed.star import INTERFACE, Network, QueueCounts, Wires
+from emulator.networks.testbed.star import INTERFACE, LinkEmulation, Network, QueueCounts
 from switchml.control.mac import mac_text
 from switchml.errors import ConfigError
 from switchml.net.ports import finish_packets
@@ -74,11 +74,11 @@ class Fabric(Network):
         if layout.switch == BMV2:
             for space, interface in [*((host, INTERFACE) for host in self.hosts), (self.switch, f"{CONTROL}-eth0")]:
                 space.call(partial(finish_packets, interface))
-        self._introduce()
+        self._set_static_arp()
         for space in spaces:
             star.wait_until_up(space)
         if not layout.link.is_plain:
-            self._wires = Wires(self._spaces[WIRES], self._net.wires, layout.link)
+            self._wires = LinkEmulation(self._spaces[WIRES], self._net.wires, layout.link)
 
     @property
     def switch_address(self) -> str:
@@ -154,7 +154,7 @@ class Fabric(Network):
             for node, other in (cable, cable[::-1])
         ]
 
-    def _introduce(self) -> None:
+    def _set_static_arp(self) -> None:
         layout = self.layout
         known = {layout.address(i): layout.mac(i) for i in range(layout.hosts)}
         known |= {layout.switch_address(name): layout.switch_mac(name) for name in layout.switches}

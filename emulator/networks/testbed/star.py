@@ -89,7 +89,7 @@ class QueueCounts:
     dropped: int
 
 
-class Wires:
+class LinkEmulation:
     """The process that emulates loss and delay (wires.py), in `space`. `pairs`: the interfaces of each link in that
     namespace, the upward end first; all links are alike. It runs until `close`. Raises SwitchMLError if it has ended.
     """
@@ -142,7 +142,7 @@ class Wires:
 class Network:
     """Base class of networks, with an optional process behind their links."""
 
-    _wires: Wires | None = None
+    _wires: LinkEmulation | None = None
 
     @property
     def links_pid(self) -> int | None:
@@ -181,11 +181,11 @@ class Star(Network):
             if tcp is not None:
                 host.set_sysctl(ipv4__tcp_congestion_control=tcp)
             self._plug_in(i, host, wires)
-        self._introduce()
+        self._set_static_arp()
         for space in (self.switch, *self.hosts, *([wires] if wires else [])):
             wait_until_up(space)
         if wires is not None:
-            self._wires = Wires(wires, [(f"a{i}", f"b{i}") for i in range(hosts)], link)
+            self._wires = LinkEmulation(wires, [(f"a{i}", f"b{i}") for i in range(hosts)], link)
 
     @property
     def switch_address(self) -> str:
@@ -227,7 +227,7 @@ class Star(Network):
         shape_interface(host, INTERFACE, self.link)
         shape_interface(self.switch, f"p{i}", self.link)
 
-    def _introduce(self) -> None:
+    def _set_static_arp(self) -> None:
         known = [(self.switch_address, 0)] + [(self.address(i), i + 1) for i in range(len(self.hosts))]
         for space, interface in [(self.switch, "br0"), *((host, INTERFACE) for host in self.hosts)]:
             space.ip(*(f"neigh add {ip} lladdr {_mac(number)} dev {interface} nud permanent" for ip, number in known))

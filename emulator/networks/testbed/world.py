@@ -95,7 +95,7 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
         call_libc("prctl", 1, signal.SIGKILL, 0, 0, 0)
         if not Path(f"/proc/{parent}").exists():  # /proc is still the outer one
             os._exit(1)
-        _furnish()
+        _mount()
         try:
             answer: tuple[object, SwitchMLError | None] = function(), None
         except SwitchMLError as error:
@@ -114,7 +114,7 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
         os._exit(code)  # skips the parent's exit handlers
 
 
-def _furnish() -> None:
+def _mount() -> None:
     call_libc("unshare", _CLONE_NEWNS | _CLONE_NEWNET)
     call_libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     call_libc("mount", b"proc", b"/proc", b"proc", 0, None)

@@ -14,7 +14,7 @@ from emulator.jobs.description import Request, read_tables, request
 from emulator.jobs.emulate import emulate as run
 from emulator.jobs.emulation import Emulation
 from emulator.jobs.workload.job import Job
-from emulator.surface.api.shown import Library, Shown, frame
+from emulator.surface.api.summarized import Library, Summarized, frame
 from switchml.errors import ConfigError
 from switchml.units import memory_text, time_text
 
@@ -84,7 +84,7 @@ class Options(TypedDict, total=False):
     ignore_memory: bool
 
 
-class Result(Shown):
+class Result(Summarized):
     """An emulated job. Times in seconds, sizes in bytes; `emulation` has all intermediate results."""
 
     def __init__(self, emulation: Emulation) -> None:
@@ -162,7 +162,7 @@ class Result(Shown):
         write_timeline(self.emulation.played, path)
 
 
-class Sweep(Shown):
+class Sweep(Summarized):
     """All combinations of several options, one row each: the options, then the figures, or `error`."""
 
     def __init__(self, axes: list[str], rows: list[dict[str, Any]]) -> None:

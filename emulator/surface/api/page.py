@@ -14,9 +14,9 @@ MAX_REPLAYED_OPS = 2_000_000
 
 
 def page_of(
-    emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Sequence[str] = (), *, helps: bool = True
+    emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Sequence[str] = (), *, speedups: bool = True
 ) -> Page:
-    """The page of a job. `rows`: of a sweep over the options `axes`, whose curves are added to the page. `helps`:
+    """The page of a job. `rows`: of a sweep over the options `axes`, whose curves are added to the page. `speedups`:
     whether to replay the job with each resource twice as fast."""
     job, cluster, spread = emulation.plan.job, emulation.plan.cluster, emulation.interval
     headline = {
@@ -54,7 +54,7 @@ def page_of(
         settings=settings,
         memory_bytes=emulation.memory.parts(),
         memory_limit_bytes=cluster.device.memory_bytes,
-        helps=what_if(emulation.played) if helps and len(emulation.played.graph.ops) <= MAX_REPLAYED_OPS else {},
+        speedups=what_if(emulation.played) if speedups and len(emulation.played.graph.ops) <= MAX_REPLAYED_OPS else {},
         charts=charts(rows, axes),
         assumptions=[*(f"warning: {line}" for line in emulation.warnings()), *emulation.assumptions()],
     )

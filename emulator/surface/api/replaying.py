@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulator.jobs.replay.engine import replay as play
 from emulator.jobs.replay.parts import PARTS
-from emulator.surface.api.shown import Library, Shown, frame
+from emulator.surface.api.summarized import Library, Summarized, frame
 from emulator.traces.events import RankTrace
 from emulator.traces.join import join, join_each
 from emulator.traces.joined import Joined
@@ -123,7 +123,7 @@ def _speeds(name: str, mean: Joined) -> Speeds:
     return speeds(mean, name)
 
 
-class Replay(Shown):
+class Replay(Summarized):
     """Mean iterations: as traced, as replayed and, with changes, as predicted."""
 
     def __init__(

@@ -15,7 +15,7 @@ import numpy as np
 
 from emulator.surface.api import replaying
 from emulator.surface.api.replaying import Changes, Replay
-from emulator.surface.api.shown import Library, Shown, frame
+from emulator.surface.api.summarized import Library, Summarized, frame
 from emulator.traces.diagnosis import checks
 from emulator.traces.events import RankTrace, What
 from emulator.traces.join import join
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes", "Diagnosed", "Replay", "Traces", "read"]
 
 
-class Traces(Shown):
+class Traces(Summarized):
     """The traces of a job, one per rank."""
 
     def __init__(self, ranks: list[RankTrace], path: Path) -> None:
@@ -92,7 +92,7 @@ class Traces(Shown):
         return frame(rows, library)
 
 
-class Diagnosed(Shown):
+class Diagnosed(Summarized):
     """Diagnosis of a traced job: `diagnosis` has the findings and their evidence."""
 
     def __init__(self, diagnosis: checks.Diagnosis, path: Path) -> None:

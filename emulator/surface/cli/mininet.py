@@ -141,7 +141,7 @@ def _at_a_rate(plan: MininetPlan) -> MininetPlan:
     from switchml.terminal import progress
 
     with progress("measuring this machine") as task:
-        plan = experiments.at_a_rate_that_links_limit(plan, task.step)
+        plan = experiments.with_sustainable_rate(plan, task.step)
     note(f"links of {plan.rate_bps / 1e6:g}mbit, which this machine's processors keep up with (--rate sets another)")
     return plan
 

@@ -51,8 +51,8 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
         "path_parts": shares([(SHORT.get(name, name), s) for name, s in parts], whole_s),
         "path_streams": shares(list(context.path_by_stream.items())[:LONGEST], whole_s),
         "path_op_types": shares(list(context.path.by_op_type.items())[:LONGEST], whole_s),
-        "helps": _helps(diagnosis),
-        "helps_chart": charts.bars([(name, kind, s) for name, kind, s, _ in _helps(diagnosis)], "s", time_text),
+        "speedups": _speedups(diagnosis),
+        "speedups_chart": charts.bars([(name, kind, s) for name, kind, s, _ in _speedups(diagnosis)], "s", time_text),
     }
 
 
@@ -95,7 +95,7 @@ def _path(diagnosis: Diagnosis, lanes: list[tuple[Lane, str]]) -> list[tuple[flo
     return corners
 
 
-def _helps(diagnosis: Diagnosis) -> list[tuple[str, str, float, float]]:
+def _speedups(diagnosis: Diagnosis) -> list[tuple[str, str, float, float]]:
     """(change, class, seconds gained, share) of each finding and of each resource at twice its speed, largest gain
     first."""
     whole_s = diagnosis.context.iteration_s

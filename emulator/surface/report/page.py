@@ -57,7 +57,7 @@ class Page:
     memory_bytes: dict[str, float] = field(default_factory=dict)
     """Part → bytes on the fullest accelerator."""
     memory_limit_bytes: float | None = None
-    helps: dict[str, float] = field(default_factory=dict)
+    speedups: dict[str, float] = field(default_factory=dict)
     """Resource that may be faster (`emulator.traces.whatif.faster.THINGS`) → seconds of the iteration at that speed,
     largest gain first."""
     charts: Sequence[Chart] = ()
@@ -132,7 +132,7 @@ def _content(content: Page) -> dict[str, Any]:
         "zoom": charts.ZOOM,
         "more_ranks": len(graph.ranks) - len(ranks),
         "critical": shares(longest, sum(path.by_op_type.values())),
-        "helps": _helps(content),
+        "speedups": _speedups(content),
         "memory": memory_chart({"memory": content.memory_bytes}) if content.memory_bytes else None,
         "memory_total": sum(content.memory_bytes.values()),
         "plots": [plot(chart) for chart in content.charts],
@@ -153,12 +153,12 @@ def memory_chart(rows_bytes: Mapping[str, Mapping[str, float]]) -> charts.Spec:
     return charts.stacked(rows, "GiB", lambda size: memory_text(size * GIB))
 
 
-def _helps(page: Page) -> list[tuple[str, float, float]]:
+def _speedups(page: Page) -> list[tuple[str, float, float]]:
     """(what is twice as fast, seconds, share of the iteration saved). Without loading: the graph only contains the time
     that training waits for samples, and faster storage can more than halve that."""
     whole_s = page.played.makespan_s
     shown = {"exposed communication": "communication"}
-    return [(shown.get(name, name), s, 1 - s / whole_s) for name, s in page.helps.items() if name != "loading"]
+    return [(shown.get(name, name), s, 1 - s / whole_s) for name, s in page.speedups.items() if name != "loading"]
 
 
 def stage_rows(played: Replayed, charged: Parts | None = None) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from emulator.surface.ui import answers, controls
+from emulator.surface.ui import controls, handlers
 from switchml import logs
 from switchml.errors import SwitchMLError
 from switchml.pages.page import as_data, render
@@ -96,9 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _calculate(self, body: bytes) -> None:
         jobs: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "/emulate": answers.emulate,
-            "/sweep": answers.sweep,
-            "/status": functools.partial(answers.status, self.server.aggregator),
+            "/emulate": handlers.emulate,
+            "/sweep": handlers.sweep,
+            "/status": functools.partial(handlers.status, self.server.aggregator),
         }
         if self.path not in jobs:
             self._json(404, {"error": "no such page"})
@@ -106,17 +106,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(415, {"error": "expected application/json"})
         else:
             try:
-                asked = json.loads(body)
-                if not isinstance(asked, dict):
+                request = json.loads(body)
+                if not isinstance(request, dict):
                     raise ValueError("expected an object")
             except (ValueError, RecursionError):
                 self._json(400, {"error": "expected an object of JSON"})
                 return
-            work = functools.partial(jobs[self.path], asked)
+            work = functools.partial(jobs[self.path], request)
             if self.path == "/status":  # Cheap; does not wait for running calculations
                 self._answer(work)
                 return
-            if not self.server.one_at_a_time.acquire(timeout=answers.SECONDS):
+            if not self.server.one_at_a_time.acquire(timeout=handlers.SECONDS):
                 self._json(503, {"error": "another job is being calculated: try again"})
                 return
             try:

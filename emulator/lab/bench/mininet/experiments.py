@@ -204,7 +204,7 @@ def run(
     return rows
 
 
-def at_a_rate_that_links_limit(plan: MininetPlan, progress: Callable[[str], None]) -> MininetPlan:
+def with_sustainable_rate(plan: MininetPlan, progress: Callable[[str], None]) -> MininetPlan:
     """Return the plan with a link rate that this machine's processors can sustain, estimated from a small all-reduce
     with the largest number of hosts. To be called inside a world."""
     reducing_context((GLOO,))

@@ -8,7 +8,7 @@ import pytest
 
 from emulator.networks.faults.checks import Checks, Ledger, Violation
 from emulator.networks.faults.deadlines_plan import KINDS, draw_deadlines
-from emulator.networks.faults.late import Book, Entry, audit
+from emulator.networks.faults.late import CallRecord, Entry, audit
 from emulator.networks.faults.plan import JobPlan, PlannedCall
 from emulator.networks.faults.world import World, play
 from switchml.errors import LeftBehind
@@ -51,7 +51,7 @@ CALL = PlannedCall("float32", 100, "sum", None, 0, 0, "", "late", bucket=0)
 JOB = JobPlan("j", (0, 1, 2), 4, 256, "int32", (CALL,), (0.0,) * 3, (True,) * 3, True, deadline_s=0.02)
 
 
-def book() -> Book:
+def book() -> CallRecord:
     """Rank 2 is late for the second of two chunks, of 64 and 36 elements."""
     parts = [np.arange(100, dtype=np.float32) + 1000 * rank for rank in range(3)]
     kept = [np.zeros(100, np.float32) for _ in range(3)]
@@ -59,7 +59,7 @@ def book() -> Book:
     result = sum(parts)
     result[64:] = (parts[0] + parts[1])[64:] * np.float32(1.5)
     late = (0, 0, 1)
-    return Book(dict(enumerate(parts)), {r: Entry(result.copy(), kept[r], 2, late[r], 2) for r in range(3)})
+    return CallRecord(dict(enumerate(parts)), {r: Entry(result.copy(), kept[r], 2, late[r], 2) for r in range(3)})
 
 
 def test_a_balanced_book_passes_and_so_does_one_that_a_rank_does_not_live_to_see():

@@ -98,7 +98,7 @@ def test_frames_of_polars_say_the_same(result, traces):
 
 
 def test_frames_without_a_library_name_the_extra(result, monkeypatch):
-    monkeypatch.setattr("emulator.surface.api.shown.find_spec", lambda name: None)
+    monkeypatch.setattr("emulator.surface.api.summarized.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"switchml\[polars\]"):
         result.to_frame("polars")
     with pytest.raises(ConfigError, match=r"switchml\[pandas\]"):

@@ -159,7 +159,7 @@ def page(played, tmp_path_factory):
             settings={"model": "gpt3"},
             memory_bytes={"weights": 3e9, "activations": 1e9},
             memory_limit_bytes=80e9,
-            helps=what_if(played),
+            speedups=what_if(played),
             charts=[
                 Chart("Throughput", "GPUs", "samples/s", [Curve("ring", gpus, [1, 1.9, 3.5])], is_ideal=True),
                 Chart("One point", "GPUs", "s", [Curve("ring", [8], [2.0])]),

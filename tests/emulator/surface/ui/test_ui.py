@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from emulator.surface.api.emulating import emulate
 from emulator.surface.cli.emulate import emulate as command
-from emulator.surface.ui import answers, controls
+from emulator.surface.ui import controls, handlers
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 from tests.support.agents import reduce_all
@@ -105,7 +105,7 @@ def test_only_names_and_numbers_can_be_chosen(server, options):
 
 
 def test_answer_is_what_the_command_says():
-    found = answers.emulate({"options": JOB})
+    found = handlers.emulate({"options": JOB})
     words = shlex.split(found["command"])
     assert words[:2] == ["switchml", "emulate"]
     said = json.loads(CliRunner().invoke(command, [*words[2:], "--json"]).stdout)
@@ -118,24 +118,24 @@ def test_answer_is_what_the_command_says():
 def test_every_control_is_an_option_and_every_default_fits():
     known = {name for parameter in command.params for name in parameter.opts}
     assert {f"--{one.name.replace('_', '-')}" for one in controls.controls()} <= known
-    assert answers.emulate({"options": {one.name: one.default for one in controls.controls()}})["tiles"]
+    assert handlers.emulate({"options": {one.name: one.default for one in controls.controls()}})["tiles"]
 
 
 def test_all_splits_are_searched_and_the_fastest_shown():
-    found = answers.emulate({"options": JOB | {"model": "gpt3-1.3b", "micro_batch": "", "split": "auto"}})
+    found = handlers.emulate({"options": JOB | {"model": "gpt3-1.3b", "micro_batch": "", "split": "auto"}})
     assert found["splits"]["columns"][:3] == ["tp", "pp", "dp"] and len(found["splits"]["rows"]) == 10
     assert found["command"].endswith("--split auto")
 
 
 def test_the_run_is_played_with_failures_and_has_a_price():
     options = JOB | {"steps": "1e5", "mtbf_hours": "5000", "stragglers": "0.25", "slowness": "2"}
-    found = answers.emulate({"options": options})
+    found = handlers.emulate({"options": options})
     assert {"an hour", "cost", "goodput"} <= {name for name, _ in found["tiles"]}
     assert found["command"].endswith("--steps 100000 --mtbf-hours 5000 --stragglers 0.25 --slowness 2")
 
 
 def test_sweeps():
-    found = answers.sweep({"options": JOB, "sweep": {"gpus": "8,16", "allreduce": "ring,switchml"}})
+    found = handlers.sweep({"options": JOB, "sweep": {"gpus": "8,16", "allreduce": "ring,switchml"}})
     assert [row[:2] for row in found["table"]["rows"]] == [
         ["8", "ring"], ["8", "switchml"], ["16", "ring"], ["16", "switchml"],
     ]  # fmt: skip
@@ -143,7 +143,7 @@ def test_sweeps():
     assert len(found["charts"]) == 2
     for texts, message in (({"gpus": "1:100:1"}, "more than 64"), ({"model": "os-x"}, "unknown"), ({}, "nothing")):
         with pytest.raises(ConfigError, match=message):
-            answers.sweep({"options": JOB, "sweep": texts})
+            handlers.sweep({"options": JOB, "sweep": texts})
 
 
 def test_command_refuses_a_short_token_and_a_taken_port(server):
@@ -234,19 +234,19 @@ def test_numbers_without_end_are_refused_by_name(server):
 
 
 def test_an_answer_has_a_budget_of_memory(monkeypatch):
-    monkeypatch.setattr(answers, "MEMORY_BYTES", 1e6)
+    monkeypatch.setattr(handlers, "MEMORY_BYTES", 1e6)
     with pytest.raises(ConfigError, match="operations; playing them needs more than"):
-        answers.emulate({"options": {"model": "gpt3-13b", "gpus": "8", "pp": "8", "batch": "100000000"}})
+        handlers.emulate({"options": {"model": "gpt3-13b", "gpus": "8", "pp": "8", "batch": "100000000"}})
 
 
 def test_a_sweep_has_one_budget_of_time(monkeypatch):
-    monkeypatch.setattr(answers, "SECONDS", 0.0)
-    rows = answers.sweep({"options": JOB, "sweep": {"gpus": "8:512:2x"}})["table"]["rows"]
+    monkeypatch.setattr(handlers, "SECONDS", 0.0)
+    rows = handlers.sweep({"options": JOB, "sweep": {"gpus": "8:512:2x"}})["table"]["rows"]
     assert len(rows) == 7 and all("this page gives a sweep 0 s" in row[-1] for row in rows)
 
 
 def test_who_waits_too_long_for_another_answer_is_told(server, monkeypatch):
-    monkeypatch.setattr(answers, "SECONDS", 0.01)
+    monkeypatch.setattr(handlers, "SECONDS", 0.01)
     with server.one_at_a_time:
         assert ask(server, "POST", "/emulate", json.dumps({"options": JOB}), server.token)[0] == 503
         assert ask(server, "GET", "/", cookie=server.token)[0] == 200

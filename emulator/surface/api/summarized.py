@@ -18,7 +18,7 @@ Library = Literal["pandas", "polars"]
 _TABLE = '<table><caption style="text-align: left; font-weight: bold">{title}</caption><tbody>{rows}</tbody></table>'
 
 
-class Shown:
+class Summarized:
     """Base class of results with a short summary: `title`, then a line for each of `facts`."""
 
     @property

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from emulator.jobs.description import request
+from emulator.jobs.description import request as job_request
 from emulator.jobs.emulate import emulate as run
 from emulator.jobs.sweep import sweep as run_sweep
 from emulator.surface.api.emulating import Result, Sweep, without_notes
@@ -24,11 +24,11 @@ MEMORY_BYTES = 1e9
 """Memory limit of a job's graph and replay."""
 
 
-def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
+def emulate(request: Mapping[str, Any]) -> dict[str, Any]:
     """Handle a request `{"options": …}`: figures, charts, and the command line. Raises SwitchMLError."""
-    options = controls.options(_table(asked, "options"))
+    options = controls.options(_table(request, "options"))
     result = _result(options, SECONDS)
-    page = page_of(result.emulation, helps=False)
+    page = page_of(result.emulation, speedups=False)
     played = result.emulation.played
     ranks = ranks_shown(played)
     rows = stage_rows(played)
@@ -47,14 +47,14 @@ def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(options: Mapping[str, Any], seconds: float) -> Result:
-    job = request(controls.tables(options), "the options")
+    job = job_request(controls.tables(options), "the options")
     return Result(run(job, time_budget_s=seconds, memory_budget_bytes=MEMORY_BYTES))
 
 
-def sweep(asked: Mapping[str, Any]) -> dict[str, Any]:
+def sweep(request: Mapping[str, Any]) -> dict[str, Any]:
     """Handle a request `{"options": …, "sweep": {name: values}}`: curves, a table, and the command line. Raises
     SwitchMLError."""
-    options, texts = controls.options(_table(asked, "options")), _table(asked, "sweep")
+    options, texts = controls.options(_table(request, "options")), _table(request, "sweep")
     axes = controls.axes(texts)
     ends_s = time.monotonic() + SECONDS
 
@@ -84,13 +84,13 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
     return [time_text(row["iteration_s"]), f"{row['samples_per_s']:,.1f}", f"{row['mfu']:.1%}", memory]
 
 
-def status(address: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def status(address: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """State of the aggregator at `address`, for a request with `{"secret": …}` (default: the environment's secret): a
     sentence and tables. Raises SwitchMLError if the aggregator does not respond."""
     from switchml.control import client
     from switchml.control.report import as_tables, head
 
-    reply = client.status(address, secret=str(asked.get("secret", "")) or None)
+    reply = client.status(address, secret=str(request.get("secret", "")) or None)
     tables = [{"title": str(one.title), "notes": list(one.notes), **_plain(one)} for one in as_tables(reply)]
     return {"head": head(reply), "tables": tables}
 
@@ -103,8 +103,8 @@ def _plain(table: Table) -> dict[str, Any]:
     }
 
 
-def _table(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = asked.get(name, {})
+def _table(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = request.get(name, {})
     if not isinstance(table, Mapping):
         raise ConfigError(f"{name}: expected an object")
     return table
