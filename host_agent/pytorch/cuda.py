@@ -38,7 +38,7 @@ Done = Callable[[BaseException | None], None]
 CallAgent = Callable[[torch.Tensor, torch.Tensor, int, str, Done], None]
 """`call_agent(source, target, numel, note, done)`: a collective between contiguous tensors on the host, of `numel`
 elements per rank. `note`: describes the piece, to be compared between ranks."""
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 8 << 20
 """Size of a piece per rank. Large enough that the overhead of a call is small in comparison; small enough that the
 first copy to the host and the last one back, which do not overlap, are short compared with a bucket's sum."""
 
