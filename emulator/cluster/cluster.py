@@ -218,7 +218,7 @@ def load(name: str) -> Cluster:
     path = datafile.find("cluster", name, FOLDER)
     table = _table(path, ())
     if isinstance(described := table.get("accelerator"), dict):
-        table["own_accelerator"] = _described(described, path.name)
+        table["own_accelerator"] = completed(described, path.name)
         table["accelerator"] = path.stem
     return datafile.build(Cluster, {"name": path.stem, "folder": str(path.parent), **table}, str(path.name))
 
@@ -237,11 +237,11 @@ def equipped(cluster: str, name: str) -> Cluster:
     table = datafile.load(path)
     if table.keys() != {"accelerator"} or not isinstance(table["accelerator"], dict):
         raise ConfigError(f"{path.name}: expected one table, [accelerator], as a cluster's file has it")
-    own = datafile.build(Accelerator, _described(table["accelerator"], path.name), f"{path.name}, accelerator")
+    own = datafile.build(Accelerator, completed(table["accelerator"], path.name), f"{path.name}, accelerator")
     return dataclasses.replace(machine, accelerator=path.stem, own_accelerator=own, price_per_hour=None)
 
 
-def _described(table: dict, where: str) -> dict:
+def completed(table: dict, where: str) -> dict:
     """Return an accelerator's table, completed from the built-in accelerator that it extends, if any."""
     base = table.pop("extends", None)
     if base is None:

@@ -99,6 +99,7 @@ REPORT = OutputFile(output_files.PICTURES)
 TIMELINE = OutputFile(output_files.TIMELINES)
 ROWS_FILE = OutputFile(output_files.ROWS)
 SETTINGS_FILE = OutputFile()
+ACCELERATOR_FILE = OutputFile({".toml": ""})
 timeline_option = click.option(
     "--timeline", type=TIMELINE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from emulator.cluster.accelerator import A100_MATMUL_SHARE, Accelerator, accelerators, constants
+from emulator.cluster.cluster import completed
 from emulator.datafile import build
 from emulator.lab.bench.kernels.measure import Row
 from emulator.peers.script.costs import Costs
@@ -36,19 +37,20 @@ OPERATORS = {
     "layer_norm_backward": ("norm_backward", "native_layer_norm_backward", 2, 1),
     "adamw_fused_bf16": ("optimizer", "_fused_adamw_", 4, 3),
 }
-"""Name of a row → kind of data/operators.toml, torch's operator, matrices of two bytes an element read and written."""
+"""Operator name in rows → kind in data/operators.toml, torch operator, number of half-precision matrices read and
+written."""
 MIN_S = 60e-6
-"""Of rows that include launch overhead (not `exact`), shorter ones are left out: they time the host."""
+"""Shorter times that include launch overhead (rows without `exact`) are ignored: they measure the host."""
 _CACHE_BYTES_PER_S = 15.4e12 / 132
-"""Of a processor, where nothing is known: H100's."""
+"""Cache bandwidth per processor of an unknown accelerator: H100's."""
 _numbers = itertools.count()
-"""Of operators: costs are remembered by them."""
+"""Operator numbers; Costs caches results by them."""
 _HALVES = ("bfloat16", "float16")
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def read_rows(path: Path) -> list[Row]:
-    """JSON lines, or what `switchml bench kernels --json` prints. Raises ConfigError."""
+    """Read rows from JSON lines or from the output of `switchml bench kernels --json`. Raises ConfigError."""
     text = read_text(path)
     try:
         rows: list[Row]
@@ -65,6 +67,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+_TEXTS = {"gemm": ("dtype",), "attention": (), "op": ("op",), "device": ("name", "architecture", "torch")}
 _NUMBERS = {
     "gemm": ("m", "n", "k", "time_s"),
     "attention": ("batch", "heads", "sequence", "head_dim", "forward_s", "backward_s"),
@@ -79,26 +82,40 @@ def _check(row: Row, where: str) -> None:
     for name in _NUMBERS[row["what"]]:
         if not isinstance(row.get(name), int | float) or not 0 < row[name] < 1e18:
             raise ConfigError(f"{where}: {name} is {row.get(name)!r}; expected a number above 0")
+    for name in _TEXTS[row["what"]]:
+        if not isinstance(row.get(name), str):
+            raise ConfigError(f"{where}: {name} is {row.get(name)!r}; expected a text")
+    if row["what"] == "gemm" and row["dtype"] not in _PRECISIONS:
+        raise ConfigError(f"{where}: dtype is {row['dtype']!r}; expected {', '.join(_PRECISIONS)}")
+    if row["what"] == "attention" and not isinstance(row.get("causal"), bool):
+        raise ConfigError(f"{where}: causal is {row.get('causal')!r}; expected true or false")
 
 
 def base_of(rows: Sequence[Row]) -> tuple[str, Accelerator]:
-    """The built-in accelerator that was measured, by its name, or ("", one made of the rows)."""
-    device = next((row for row in rows if row["what"] == "device"), None)
-    name = str(device["name"] if device else rows[0].get("device", "")) if rows else ""
+    """Return (name, accelerator) of the built-in accelerator that was measured, or ("", an accelerator derived from the
+    rows)."""
+    device = _device(rows)
+    name = str(device["name"] if device else rows[0].get("device", ""))
     words = name.lower().replace("-", " ").split()
     alike = [key for key in accelerators() if key.split("-")[0] in words]
-    if device is not None:
+    if device:
         same = [key for key in alike if accelerators()[key].processors == device["processors"]]
         alike = sorted(same, key=lambda key: abs(accelerators()[key].memory_bytes - device["memory_bytes"]))
     if alike:
         return alike[0], accelerators()[alike[0]]
-    if device is None:
+    if not device:
         raise ConfigError(f"{name or 'these rows'}: no built-in accelerator, and no device row that describes it")
     return "", _made_of(device, rows)
 
 
+def _device(rows: Sequence[Row]) -> Row:
+    """The row that describes the device; empty without one."""
+    return next((row for row in rows if row["what"] == "device"), {})
+
+
 def _made_of(device: Row, rows: Sequence[Row]) -> Accelerator:
-    """Its peaks are the best products; its memory's rate is that of the fastest operator, assumed to reach 90 %."""
+    """Derive an accelerator from its measurements: peak FLOP/s from the fastest product of each precision, memory
+    bandwidth from the fastest operator, assumed to reach 90 % of it."""
     rates: dict[str, float] = {}
     for row in rows:
         if row["what"] == "gemm":
@@ -124,7 +141,7 @@ def _made_of(device: Row, rows: Sequence[Row]) -> Accelerator:
 
 
 def predicted(rows: Iterable[Row], accelerator: Accelerator) -> list[tuple[Row, str, float, float]]:
-    """(row, which time, measured, predicted by the emulator), in seconds, of those that can be compared."""
+    """Return (row, name of the time, measured seconds, predicted seconds) of all comparable rows."""
     costs, found = Costs(accelerator, constants()), []
     for row in rows:
         if row["what"] == "gemm" and _PRECISIONS[row["dtype"]] in accelerator.flops:
@@ -135,24 +152,25 @@ def predicted(rows: Iterable[Row], accelerator: Accelerator) -> list[tuple[Row, 
                 found.append((row, which, row[which], costs.attention(_attention(row, which), which == "backward_s")))
         elif row["what"] == "op" and row["op"] in OPERATORS:
             found.append((row, "time_s", row["time_s"], costs.device_s(_operator(row))))
-    return [each for each in found if each[0].get("exact") or each[2] > MIN_S]
+    return [(row, which, here, there) for row, which, here, there in found if _counts(row, here)]
+
+
+def _counts(row: Row, seconds: float) -> bool:
+    """Whether a time is dominated by the kernel, not by its launch."""
+    return bool(row.get("exact")) or seconds > MIN_S
 
 
 def fit(rows: Sequence[Row]) -> dict[str, Any]:
-    """The `[accelerator]` table of a file. Raises ConfigError."""
-    name, base = base_of(rows)
-    device: Row = next((row for row in rows if row["what"] == "device"), {})
-    table: dict[str, Any] = {"extends": name} if name else _plain(base)
+    """Fit all constants; return the `[accelerator]` table of a file. Raises ConfigError."""
+    (name, base), device = base_of(rows), _device(rows)
+    filled = {key: value for key, value in dataclasses.asdict(base).items() if value not in ("", {})}
+    table: dict[str, Any] = {"extends": name} if name else filled
     table |= {"title": f"{base.title}, measured", "source": "measured by switchml bench kernels"}
     best = max(map(_half_rate, rows), default=0.0)
     if name and best:
-        peak = base.peak("bf16" if "bf16" in base.flops else "fp16")
-        table["matmul_share"] = min(1.0, best / peak)
+        table["matmul_share"] = min(1.0, best / base.peak(_half(base)))
         base = dataclasses.replace(base, matmul_share=table["matmul_share"])
     operators: dict[str, Any] = {}
-    tiny = [row["time_s"] for row in rows if row["what"] == "op" and row.get("exact") and _moved(row) < 1 << 20]
-    if tiny and device.get("architecture"):
-        operators["kernel_s"] = min(tiny)
     if "launch_s" in device:
         operators["launch_s"] = device["launch_s"]
     own = dataclasses.replace(base, operators=operators)
@@ -165,15 +183,15 @@ def fit(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write(path: Path, rows: Sequence[Row], table: dict[str, Any]) -> None:
-    """A file for `--accelerator`. Raises ConfigError where it can't be written."""
-    device: Row = next((row for row in rows if row["what"] == "device"), {})
+    """Write a file for `--accelerator`. Raises ConfigError if it can't be written."""
+    device = _device(rows)
     on = f"{device['name']}, torch {device['torch']}" if device else str(rows[0].get("device", "an accelerator"))
     with whole_file(path) as part:
         part.write_text(f"# Measured by `switchml bench kernels` on {on}.\n\n" + toml_text({"accelerator": table}))
 
 
 def _rounded(value: Any) -> Any:
-    """To four digits."""
+    """Round numbers to four significant digits, recursively."""
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -182,22 +200,13 @@ def _rounded(value: Any) -> Any:
 
 
 def accelerator_of(table: dict[str, Any]) -> Accelerator:
-    """What a fitted table describes."""
-    given = {key: value for key, value in table.items() if key != "extends"}
-    if base := table.get("extends"):
-        given = _plain(accelerators()[base]) | given
-    return build(Accelerator, given)
-
-
-def _plain(accelerator: Accelerator) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(accelerator).items() if value not in ("", {}, 0.0)} | {
-        "watts": accelerator.watts
-    }
+    """Build the accelerator that a fitted table describes."""
+    return build(Accelerator, completed(dict(table), "the fit"))
 
 
 def _error(pairs: Iterable[tuple[Row, str, float, float]]) -> float:
-    """Mean distance of the logarithms of predicted and measured: outliers, such as a product that hit a slow kernel,
-    count once."""
+    """Mean absolute difference of the logarithms of predicted and measured times; not squared, so that an outlier, such
+    as a product with a slow kernel, has little weight."""
     return statistics.fmean(abs(math.log(there / here)) for _, _, here, there in pairs)
 
 
@@ -206,14 +215,14 @@ def _with(accelerator: Accelerator, **operators: Any) -> Accelerator:
 
 
 def _products(rows: Sequence[Row], base: Accelerator) -> dict[str, float]:
-    """Of half precision where there is any."""
+    """Fit GEMM efficiency and fill steps, to half-precision products if there are any."""
     products = [row for row in rows if row["what"] == "gemm"]
     products = [row for row in products if row["dtype"] in _HALVES] or products
     if not predicted(products, base):
         return {}
     best = (math.inf, 0.0, 0.0)
     efficiencies, steps = np.geomspace(0.2, 1.3, 24), np.linspace(0, 400, 9)
-    for _ in range(2):  # the second time, between the neighbors of the best
+    for _ in range(2):  # first a coarse grid, then a fine one around its best point
         for efficiency, fill in itertools.product(efficiencies, steps):
             own = _with(base, gemm_efficiency=float(efficiency), tile_fill_steps=float(fill))
             best = min(best, (_error(predicted(products, own)), float(efficiency), float(fill)))
@@ -223,12 +232,13 @@ def _products(rows: Sequence[Row], base: Accelerator) -> dict[str, float]:
 
 
 def _attention_shares(rows: Sequence[Row], base: Accelerator) -> dict[str, list[float]]:
-    """For each direction and mask, the length at which half of a share is reached, and both heads' shares."""
+    """Fit, for each direction, the shares of peak for both head sizes, and for each mask the sequence length at which
+    half of them is reached."""
     taken = [row for row in rows if row["what"] == "attention" and row["head_dim"] in (64, 128)]
     found: dict[str, list[float]] = {"attention_short": [], "attention_short_causal": []}
-    peak = base.peak("bf16" if "bf16" in base.flops else "fp16" if "fp16" in base.flops else "fp32")
+    peak = base.peak(_half(base))
     for which, factor in (("forward_s", 1.0), ("backward_s", 2.5)):
-        kept = [row for row in taken if row.get("exact") or row[which] > MIN_S]
+        kept = [row for row in taken if _counts(row, row[which])]
         if {row["head_dim"] for row in kept} != {64, 128}:
             return {}
         reached = {id(row): factor * _attention_flops(row) / row[which] / peak for row in kept}
@@ -248,14 +258,20 @@ def _attention_shares(rows: Sequence[Row], base: Accelerator) -> dict[str, list[
 
 
 def _shares(rows: Sequence[Row], base: Accelerator) -> dict[str, dict[str, float]]:
-    """By kind: what its median row reaches."""
+    """Fit the share of memory bandwidth of each kind: the median of its rows."""
     reached: dict[str, list[float]] = {}
+    costs = Costs(base, constants())
     for row, _, here, there in predicted([row for row in rows if row["what"] == "op"], base):
         kind = OPERATORS[row["op"]][0]
-        kernel_s = Costs(base, constants()).device_s(_operator({**row, "rows": 1, "cols": 1}))
-        built_in = Costs(base, constants()).share(_operator(row))
+        kernel_s = costs.device_s(_operator({**row, "rows": 1, "cols": 1}))
+        built_in = costs.share(_operator(row))
         reached.setdefault(kind, []).append(built_in * (there - kernel_s) / max(here - kernel_s, 0.1 * here))
     return {"shares": {kind: min(1.0, statistics.median(all_)) for kind, all_ in reached.items()}} if reached else {}
+
+
+def _half(accelerator: Accelerator) -> str:
+    """Name of the accelerator's half precision, or "fp32" if it has none."""
+    return next((name for name in ("bf16", "fp16") if name in accelerator.flops), "fp32")
 
 
 def _half_rate(row: Row) -> float:
@@ -264,7 +280,7 @@ def _half_rate(row: Row) -> float:
 
 
 def _attention_flops(row: Row) -> float:
-    """Forward; half where causal."""
+    """FLOPs of the forward pass; half if causal."""
     work = 4.0 * row["batch"] * row["heads"] * row["sequence"] ** 2 * row["head_dim"]
     return float(work / 2 if row["causal"] else work)
 

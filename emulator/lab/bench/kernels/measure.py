@@ -1,8 +1,7 @@
-"""Operators timed on one device, as plain rows: matrix products, attention forward and backward, and operators bound by
-memory.
+"""Time operators on one device: matrix products, attention forward and backward, and memory-bound operators.
 
-On a GPU, calls are captured in a CUDA graph and replayed, so that the host's launches do not count; their time is
-measured separately. On the CPU, the best of five calls counts.
+On a GPU, calls are captured in a CUDA graph and replayed, which excludes launch overhead; that is measured separately.
+On the CPU, the fastest of five calls is taken.
 """
 
 import math
@@ -17,29 +16,29 @@ from torch.nn import functional
 Row = dict[str, Any]
 """`what`: "gemm" (m, n, k, dtype, time_s), "attention" (batch, heads, sequence, head_dim, causal, forward_s,
 backward_s), "op" (op, rows, cols, time_s) or "device" (name, torch, architecture, processors, memory_bytes, launch_s).
-A "device" row comes first. `exact`: without launch overhead."""
+The "device" row is the first. `exact`: the time excludes launch overhead."""
 PRODUCTS = [
     (512, 1024, 1024), (1024, 4096, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (4096, 11008, 4096),
     (8192, 1280, 1280), (8192, 8192, 8192), (8192, 50304, 1600), (16384, 4096, 4096), (1600, 6400, 16384),
 ]  # fmt: skip
-"""(m, n, k): a token batch by layers of GPT-2 and Llama, and gradients of weights."""
+"""(m, n, k): tokens times layers of GPT-2 and Llama, and weight gradients."""
 ATTENTION = [
     (16, 16, 512, 64), (8, 12, 1024, 64), (2, 32, 2048, 64),
     (2, 32, 2048, 128), (2, 32, 4096, 128), (1, 32, 16384, 128),
 ]  # fmt: skip
-"""(batch, heads, sequence, head)."""
+"""(batch, heads, sequence length, head size)."""
 MATRICES = [(8192, 1600), (16384, 4096), (65536, 1024)]
-"""(rows, columns) of half-precision operands."""
+"""(rows, columns) of half-precision operands of memory-bound operators."""
 PARAMETERS = 100_000_000
-"""Of the fused optimizer's step."""
+"""Parameters in the fused optimizer step."""
 _SMALL_PRODUCTS = [(512, 512, 512), (1024, 1024, 1024)]
 _SMALL_ATTENTION = [(1, 4, 256, 64), (1, 4, 256, 128)]
 _BATCH_S = 0.02
-"""Calls are repeated for about this long."""
+"""Approximate duration of a graph of repeated calls."""
 
 
 def device_row(device: torch.device) -> Row:
-    """What the device is, and what launching an operator keeps the host."""
+    """Describe the device, and measure the host time of launching an operator."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found = {
@@ -62,7 +61,7 @@ _MAJORS = {6: "Pascal", 7: "Volta", 8: "Ampere", 9: "Hopper", 10: "Blackwell", 1
 
 
 def measure(device: torch.device) -> Iterator[Row]:
-    """All rows, the device's first. On the CPU, small shapes."""
+    """Yield all rows, the device's first. Shapes are smaller on the CPU."""
     yield device_row(device)
     is_gpu = device.type == "cuda"
     half = torch.float16 if is_gpu and torch.cuda.get_device_capability(device) < (8, 0) else torch.bfloat16
@@ -70,7 +69,7 @@ def measure(device: torch.device) -> Iterator[Row]:
     for dtype in (half, torch.float32):
         for m, n, k in PRODUCTS if is_gpu else _SMALL_PRODUCTS:
             if dtype == torch.float32 and m * n * k > 2**38:
-                continue  # a second each where float32 has no tensor cores
+                continue  # float32 does not use tensor cores: a second per call
             a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
             row = {"what": "gemm", "m": m, "n": n, "k": k, "dtype": _name(dtype)}
             yield row | {"time_s": _seconds(partial(torch.mm, a, b), device), "exact": True}
@@ -110,7 +109,7 @@ def _attention(
 
 
 def _operators(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> dict[str, Callable[[], object]]:
-    """Bound by memory; fit.py has the bytes that each moves."""
+    """Memory-bound operators by name; fit.py knows the bytes each one moves."""
     x, y = (torch.randn(rows, columns, device=device, dtype=dtype) for _ in range(2))
     weight, bias = (torch.randn(columns, device=device, dtype=dtype) for _ in range(2))
     _, mean, scale = torch.native_layer_norm(x, [columns], weight, bias, 1e-5)
@@ -131,19 +130,19 @@ def _optimizer(count: int, device: torch.device) -> Row:
     parameter = torch.nn.Parameter(torch.randn(count, device=device, dtype=torch.bfloat16))
     parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW([parameter], 1e-3, fused=True, capturable=device.type == "cuda")
-    optimizer.step()  # makes its states
+    optimizer.step()  # creates the optimizer states
     time_s = _seconds(optimizer.step, device)
     return {"what": "op", "op": "adamw_fused_bf16", "rows": count, "cols": 1, "time_s": time_s, "exact": True}
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call on the device."""
+    """Time of one call on the device."""
     if device.type != "cuda":
         call()
         return min(_timed(call) for _ in range(5))
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):  # libraries choose kernels and take workspaces before a capture
+    with torch.cuda.stream(side):  # libraries must select kernels and allocate workspaces before a capture
         for _ in range(2):
             call()
         once = _timed(call, device)
@@ -171,7 +170,7 @@ def _timed(call: Callable[[], object], device: torch.device | None = None) -> fl
 
 
 def _launch_s(device: torch.device) -> float:
-    """What a small operator keeps the host, the best of five hundreds."""
+    """Host time of launching a small operator: the fastest of five runs of 100."""
     x = torch.zeros(8, device=device)
 
     def hundred() -> None:

@@ -1,4 +1,4 @@
-"""`switchml bench kernels`: what this machine's GPU takes for PyTorch's operators, as a file for `emulate`."""
+"""`switchml bench kernels`: time PyTorch's operators on this machine's GPU, and write an accelerator file."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emulator.surface.cli.options import SETTINGS_FILE, json_option, output
+from emulator.surface.cli.options import ACCELERATOR_FILE, json_option, output
 from switchml import tables
 from switchml.cli.extras import require
 from switchml.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     "out_file",
-    type=SETTINGS_FILE,
+    type=ACCELERATOR_FILE,
     metavar="FILE.toml",
     help="Write an accelerator file for switchml emulate --accelerator.",
 )
@@ -40,8 +40,6 @@ def kernels(device: str, out_file: Path | None, rows_file: Path | None, as_json:
     values for this accelerator (its measured peaks, if it is not built in), and with the fitted ones.
     """
     require("torch")
-    if out_file is not None and out_file.suffix != ".toml":
-        raise click.BadParameter(f"{out_file}: expected a name that ends in .toml", param_hint="--out")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from emulator.lab.bench.kernels import fit
 
@@ -75,7 +73,7 @@ Pairs = list[tuple["Row", str, float, float]]
 
 
 def _errors(built_in: Pairs, fitted: Pairs) -> dict[str, dict[str, float]]:
-    """By kind of row: how many, and the mean error of predictions."""
+    """Number of rows and mean prediction errors by kind of row."""
     kinds = list(dict.fromkeys(_kind(row) for row, *_ in built_in))
     return {
         kind: {
