@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from host_agent.base import Agent
     from host_agent.calls import OnDone
-    from host_agent.pytorch.cuda import CudaStaging
+    from host_agent.pytorch.cuda import CallAgent, CudaStaging
 
 OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor", "BXOR": "bxor"}
 """Ops of torch → ops of an agent's collectives. PRODUCT is left to Gloo, PREMUL_SUM is a sum (premultiplied.py)."""
@@ -49,7 +48,9 @@ class Group(Protocol):
 
     def work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]: ...
 
-    def in_turn(self, call: Callable[[], None]) -> None: ...
+    def stage(
+        self, source: torch.Tensor, target: torch.Tensor, numel: int, work: AllReduceWork, call_agent: CallAgent
+    ) -> None: ...
 
 
 class Batch:
@@ -86,14 +87,11 @@ class Batch:
                 done,
             )
 
-        if self._cuda is not None and source.is_cuda:
-            self._cuda.move(source, target, numel, self.work, call_agent)
-        else:
-            self._group.in_turn(partial(call_agent, source, target, numel, "", self.work.part_done))
+        self._group.stage(source, target, numel, self.work, call_agent)
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
         """Contiguous memory with a tensor's values, whose result is copied back to the tensor at the end."""
-        return tensor if tensor.is_cuda else flat_memory(tensor, self.work)
+        return flat_memory(tensor, self.work)
 
     def spread(self, whole: torch.Tensor, outputs: list[torch.Tensor]) -> Callable[[], None]:
         """Function that copies the rows of a gathered tensor to `outputs`, on a GPU after the copy to the device."""

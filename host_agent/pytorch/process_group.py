@@ -43,7 +43,7 @@ from switchml.control.secret import given_secret
 from switchml.errors import ConfigError, JobError, JoinError, PeerLost
 
 if TYPE_CHECKING:
-    from host_agent.pytorch.cuda import CudaStaging
+    from host_agent.pytorch.cuda import CallAgent, CudaStaging
 
 Done = Callable[[BaseException | None], None]
 
@@ -339,6 +339,16 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         on_gpu = any(tensor.is_cuda for tensor in tensors)
         return cuda.work_type(tensors) if cuda is not None and on_gpu else AllReduceWork
 
+    def stage(
+        self, source: torch.Tensor, target: torch.Tensor, numel: int, work: AllReduceWork, call_agent: CallAgent
+    ) -> None:
+        """Make `call_agent` for a part of `work`, in order: with the tensors themselves, or with copies of CUDA tensors
+        on the host (`CudaStaging.move`)."""
+        if self._cuda is not None and source.is_cuda:
+            self._cuda.move(source, target, numel, work, call_agent)
+        else:
+            self.in_turn(partial(call_agent, source, target, numel, "", work.part_done))
+
     def in_turn(self, call: Callable[[], None]) -> None:
         """Make `call` after those whose tensors are still being copied from a GPU: all ranks must call their agents in
         the same order."""
@@ -356,12 +366,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         with self._submit_lock, recording.launching():
             for tensor in summed:
                 alike = gloo.note_of([tensor]) if self.notes_shapes else ""
-                call_agent = partial(self._sum_on_host, mean, timeout_s, alike)
-                if self._cuda is not None and tensor.is_cuda:
-                    self._cuda.move(tensor, tensor, tensor.numel(), work, call_agent)
-                else:
-                    flat = flat_memory(tensor, work)
-                    self.in_turn(partial(call_agent, flat, flat, flat.numel(), "", work.part_done))
+                flat = flat_memory(tensor, work)
+                self.stage(flat, flat, flat.numel(), work, partial(self._sum_on_host, mean, timeout_s, alike))
         return work
 
     def _sum_on_host(

@@ -243,8 +243,9 @@ def in_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_memory(tensor: torch.Tensor, work: AllReduceWork) -> torch.Tensor:
-    """The tensor itself if it is in index order, else a copy that is copied back before `work` is done."""
-    if is_in_order(tensor):
+    """The tensor itself if it is in index order or staged anyway (CUDA), else a copy that is copied back before `work`
+    is done."""
+    if tensor.is_cuda or is_in_order(tensor):
         return tensor
     copy = in_order(tensor)
     work.before_finish.append(lambda: copy_back(copy, tensor))
