@@ -46,9 +46,7 @@ class Ledger:
         self._uses: dict[int, str] = {}
         self._allocated = self._peak = self._peak_at = 0
 
-    def allocated(
-        self, number: int, bytes: int, phase: Phase, module: str, at_s: float = 0.0, reserved_bytes: int = 0
-    ) -> None:
+    def allocated(self, number: int, bytes: int, phase: Phase, module: str, at_s: float, reserved_bytes: int) -> None:
         """Record that block `number` is allocated while an operator of `module` runs."""
         self._events.append(_Event(number, bytes, at_s, reserved_bytes))
         self._phases[number], self._sizes[number], self._modules[number] = phase, bytes, module
@@ -57,7 +55,7 @@ class Ledger:
         if self._allocated > self._peak:
             self._peak, self._peak_at = self._allocated, len(self._events)
 
-    def freed(self, number: int, at_s: float = 0.0, reserved_bytes: int = 0) -> None:
+    def freed(self, number: int, at_s: float, reserved_bytes: int) -> None:
         """Record that block `number` is freed."""
         if number in self._live:
             self._live.remove(number)
