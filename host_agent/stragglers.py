@@ -12,10 +12,10 @@
 The ranks that a sum includes depend on timing, and so do its bits: two runs differ. All ranks of one run have identical
 bits.
 
-1. Contributions pass through an error-feedback buffer: the sum takes all of it, or the part that is late
-stays in it. No contribution is lost or counted twice.
-2. A rank that is behind, because all of its contribution to a round came too late, takes the next rounds at
-once, until one includes its buffer.
+1. Contributions pass through an error-feedback buffer: the sum takes all of it, or the part that is late stays in it.
+   No contribution is lost or counted twice.
+2. A rank that is behind, because all of its contribution to a round came too late, takes the next rounds at once, until
+   one includes its buffer.
 
 Trio-ML: M. Yang et al., "Using Trio: Juniper Networks' Programmable Chipset for Emerging In-Network Applications",
 SIGCOMM 2022, section 5.

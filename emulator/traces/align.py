@@ -2,12 +2,12 @@
 before its cause. Sources:
 
 - messages recorded at both ends: the least difference between arrival and departure, in both directions; the true
-offset is estimated as the middle, as in NTP (RFC 5905). A capture's ranks ping rank 0 (host_agent/profile/clocks.py).
-Packets count, too: a result that a rank received depends on what all others had sent before,
+  offset is estimated as the middle, as in NTP (RFC 5905). A capture's ranks ping rank 0 (host_agent/profile/clocks.py).
+  Packets count, too: a result that a rank received depends on what all others had sent before,
 - sends and receives: a receive can't end before its send began (dPRO, MLSys 2022, section 4.1),
 - collectives: no rank ends before the last one began, which gives a middle between both directions for each message
-size; and all end at nearly the same time, so the median difference of ends is that of clocks. The scatter of the
-samples determines their weights.
+  size; and all end at nearly the same time, so the median difference of ends is that of clocks. The scatter of the
+  samples determines their weights.
 
 All of it is one linear program: causality as constraints, the differences as a sum of absolute values, each divided by
 its error. In sufficiently long traces, clocks also have a drift rate.

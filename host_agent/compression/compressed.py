@@ -260,8 +260,9 @@ def gather_by_sum(
 ) -> list[Payload]:
     """Gather all ranks' payloads in rank order, with integer sums only.
 
-    1. Sum a vector in which every rank fills in its size at its own index, unless `sizes` (int32[world]) are known. 2.
-    Sum a vector in which every rank fills in its bytes in its own row; all rows are as long as the largest payload.
+    1. Sum a vector in which every rank fills in its size at its own index, unless `sizes` (int32[world]) are known.
+    2. Sum a vector in which every rank fills in its bytes in its own row; all rows are as long as the largest payload.
+
     `add`: int32[m] to int32[m] summed over the ranks.
     """
     raw = np.frombuffer(payload.to_bytes(), np.uint8)

@@ -3,7 +3,7 @@ all epochs are known before training, and a plan can be made offline:
 
 1. Order epochs so that each begins with samples that the previous one leaves in the buffers.
 2. In each global batch, assign a sample to the rank that holds it, and the others so that ranks read equally much,
-within a bound on the imbalance of batches. The global batch is unchanged, and so is synchronous SGD.
+   within a bound on the imbalance of batches. The global batch is unchanged, and so is synchronous SGD.
 3. Evict the sample whose next use is latest (Belady).
 4. Read missing samples that are close together in the file as one range.
 """

@@ -2,18 +2,16 @@
 
 Synchronization on a GPU:
 
-1. The side stream waits for the work queued on the caller's stream, which computes the vector, and
-`record_stream` keeps the vector's memory from being reused until the side stream is done with it, whoever
-drops the reference.
-2. Numbers that the coroutine needs on the host are copied to pinned memory, followed by an event. The
-caller continues; the coroutine is resumed in a later call, after the event has completed.
-3. The vector itself is referenced until the side stream has completed, and then its version is compared: a
-kernel of the caller that changes it in place might have run first.
-4. The host is ahead of the GPU, and memory in use cannot be reused: with more than `IN_FLIGHT_BYTES` of
-vectors in flight the caller waits for the oldest.
-5. Waiting for a result (`Task.result`) also waits for all earlier tasks. The result's memory belongs to the
-side stream; `record_stream` marks its use by the caller's stream, so that it is not reused before that use
-is done.
+1. The side stream waits for the work queued on the caller's stream, which computes the vector, and `record_stream`
+   keeps the vector's memory from being reused until the side stream is done with it, whoever drops the reference.
+2. Numbers that the coroutine needs on the host are copied to pinned memory, followed by an event. The caller continues;
+   the coroutine is resumed in a later call, after the event has completed.
+3. The vector itself is referenced until the side stream has completed, and then its version is compared: a kernel of
+   the caller that changes it in place might have run first.
+4. The host is ahead of the GPU, and memory in use cannot be reused: with more than `IN_FLIGHT_BYTES` of vectors in
+   flight the caller waits for the oldest.
+5. Waiting for a result (`Task.result`) also waits for all earlier tasks. The result's memory belongs to the side
+   stream; `record_stream` marks its use by the caller's stream, so that it is not reused before that use is done.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
 """Error bounds of activations: COMET's rule (Jin et al., VLDB 2022), with measurements in some steps.
 
-1. A layer's weight gradient sums products of an activation x and a gradient L of the layer's output, K for
-each weight: the batch, times the positions at which a convolution's weight is used. Compression changes
-each of the R K nonzero activations by an independent, uniformly distributed error of at most e. That gives
-the weight gradient an error with standard deviation  s = e * rms(L) * sqrt(R K / 3).  (COMET has 0.32 *
-mean|L| * sqrt(R N) * e, N the batch.)
-2. Training tolerates s up to 1 % of the mean magnitude of the weight's momentum (COMET), as SGD accumulates
-it, or of the gradient if there is none. So  e = 0.01 * mean|momentum| / (rms(L) * sqrt(R K / 3)).
-3. e is for the layer's input. Tensors saved by operators between layers (GELU, softmax, attention) affect
-the gradient of the previous layer, which may have the same relative error; likewise inputs of
-normalization, whose gradients depend on them divided by their standard deviation. For these, e is relative
-to the root mean square.
-4. Nor does e exceed that share of 1, however large the values are: an error of the logarithm that
-log-softmax saves is a relative error of its exponential, and sigmoid, GELU and the like are nonlinear
-within 1, too. Outliers are stored separately (`outliers.py`), and not part of the root mean square.
-5. A tensor that several layers save gets the smallest of their bounds. All values are measured again after
-`every` steps, and in steps 16 and 128, while gradients change fastest.
+1. A layer's weight gradient sums products of an activation x and a gradient L of the layer's output, K for each weight:
+   the batch, times the positions at which a convolution's weight is used. Compression changes each of the R K nonzero
+   activations by an independent, uniformly distributed error of at most e. That gives the weight gradient an error with
+   standard deviation  s = e * rms(L) * sqrt(R K / 3).  (COMET has 0.32 * mean|L| * sqrt(R N) * e, N the batch.)
+2. Training tolerates s up to 1 % of the mean magnitude of the weight's momentum (COMET), as SGD accumulates it, or of
+   the gradient if there is none. So  e = 0.01 * mean|momentum| / (rms(L) * sqrt(R K / 3)).
+3. e is for the layer's input. Tensors saved by operators between layers (GELU, softmax, attention) affect the gradient
+   of the previous layer, which may have the same relative error; likewise inputs of normalization, whose gradients
+   depend on them divided by their standard deviation. For these, e is relative to the root mean square.
+4. Nor does e exceed that share of 1, however large the values are: an error of the logarithm that log-softmax saves is
+   a relative error of its exponential, and sigmoid, GELU and the like are nonlinear within 1, too. Outliers are stored
+   separately (`outliers.py`), and not part of the root mean square.
+5. A tensor that several layers save gets the smallest of their bounds. All values are measured again after `every`
+   steps, and in steps 16 and 128, while gradients change fastest.
 """
 
 import math

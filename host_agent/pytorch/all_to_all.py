@@ -128,8 +128,10 @@ class EmbeddingExchange:
         """Exchange rows: float32[batch, tables, width].
 
         1. Compress each table's rows for each rank with the bound of the table and the iteration; concatenate all
-        streams for a rank, and those of all ranks in one buffer.
-        2. Exchange the sizes of all streams. 3. Exchange the buffer. 4. Decompress.
+           streams for a rank, and those of all ranks in one buffer.
+        2. Exchange the sizes of all streams.
+        3. Exchange the buffer.
+        4. Decompress.
         """
         _, _, batch, width = looked_up.shape
         values = looked_up.detach().cpu().numpy()

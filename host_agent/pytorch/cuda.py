@@ -3,19 +3,18 @@
 A tensor is divided into pieces (`cuts`), each a call of the agent: while one is reduced, the next is copied to the host
 and the previous one back. Synchronization:
 
-1. `move` (on the caller's thread) makes a side stream wait for the work queued on the caller's stream, and
-queues the copies to the host, each followed by an event.
-2. One FIFO thread waits until a copy has completed and then calls the agent. So all ranks make these calls
-in the same order, even if CPU and CUDA tensors alternate: once a group has reduced a CUDA tensor, its CPU
-tensors use this queue too.
-3. When a piece is reduced, a callback thread queues its copy to the device on another side stream (copies
-to the host wait for the caller's kernels, and copies to the device on the same stream would too), and an
-event after the last piece.
-4. `wait` blocks the caller until the copies are queued, and makes the caller's stream wait for the event.
-As with NCCL, the caller's kernels run after the result; unlike NCCL, the caller's thread waits for the
-network.
-5. The future is completed with the side streams current and with the tensors as its value, so that it
-records the same point (futures.py). DDP waits for nothing else.
+1. `move` (on the caller's thread) makes a side stream wait for the work queued on the caller's stream, and queues the
+   copies to the host, each followed by an event.
+2. One FIFO thread waits until a copy has completed and then calls the agent. So all ranks make these calls in the same
+   order, even if CPU and CUDA tensors alternate: once a group has reduced a CUDA tensor, its CPU tensors use this queue
+   too.
+3. When a piece is reduced, a callback thread queues its copy to the device on another side stream (copies to the host
+   wait for the caller's kernels, and copies to the device on the same stream would too), and an event after the last
+   piece.
+4. `wait` blocks the caller until the copies are queued, and makes the caller's stream wait for the event. As with NCCL,
+   the caller's kernels run after the result; unlike NCCL, the caller's thread waits for the network.
+5. The future is completed with the side streams current and with the tensors as its value, so that it records the same
+   point (futures.py). DDP waits for nothing else.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@ such as DDP.
 
 The implementation follows from two rules of torch's C++ futures (ATen/core/ivalue_inl.h):
 
-1. A future created for devices records an event on their current streams, for the devices of the tensors
-*in its value*; code that waits for it, or chains on it, runs after these events. A future of None orders
-nothing. So the value is the result, and the future is completed while the streams that computed the result
-are current.
-2. Only an exception raised in a `then` callback becomes an error in C++; `Future.set_exception` only
-affects Python.
+1. A future created for devices records an event on their current streams, for the devices of the tensors *in its
+   value*; code that waits for it, or chains on it, runs after these events. A future of None orders nothing. So the
+   value is the result, and the future is completed while the streams that computed the result are current.
+2. Only an exception raised in a `then` callback becomes an error in C++; `Future.set_exception` only affects Python.
 """
 
 from collections.abc import Sequence

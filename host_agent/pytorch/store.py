@@ -123,9 +123,9 @@ def own_part(store: Store, rank: int, size: int, timeout: timedelta, secret: str
     another number of ranks.
 
     1. Each rank except 0 announces a random word. Existing values are from an earlier round.
-    2. Rank 0 sends the new part's name in answer to each word that it reads, including old ones, until the rank
-    that wrote the word confirms within the part. Nobody waits for answers to old words. With a secret, the name
-    is sealed together with the word, so that earlier answers can't be replayed.
+    2. Rank 0 sends the new part's name in answer to each word that it reads, including old ones, until the rank that
+       wrote the word confirms within the part. Nobody waits for answers to old words. With a secret, the name is sealed
+       together with the word, so that earlier answers can't be replayed.
 
     Anybody who reads a sealed value can try secrets on it, at the speed of scrypt. Raises JoinError after `timeout`,
     for values that no rank writes, and if ranks have different secrets; DistNetworkError if the store ends.

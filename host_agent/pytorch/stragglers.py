@@ -113,8 +113,7 @@ def straggler_hook(state: StragglerState, bucket: dist.GradBucket) -> torch.futu
     """Mean of a bucket's gradients over the ranks that are in time.
 
     1. Add the bucket's late gradients of earlier steps, as float32.
-    2. Sum; the part that is too late is stored again. While DDP rebuilds its buckets, wait for every rank
-    instead.
+    2. Sum; the part that is too late is stored again. While DDP rebuilds its buckets, wait for every rank instead.
     3. Write the mean into the bucket's buffer and complete the future.
 
     Raises UnsupportedTensor out of `backward()` for gradients that are not float32, float16 or bfloat16.

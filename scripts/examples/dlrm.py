@@ -42,8 +42,10 @@ class Clicks:
     """Synthetic users and items: categories, float32 dense features, and whether there was a click.
 
     1. Draw each category with a probability that falls as 1 / (its number + 5), and each dense feature from a standard
-       normal distribution. 2. Each category has a hidden vector of 2 and a weight, each dense feature a weight, all
-       normal. 3. log-odds = weights + products of the hidden vectors of neighbouring tables - 0.8. 4. Draw the click.
+       normal distribution.
+    2. Each category has a hidden vector of 2 and a weight, each dense feature a weight, all normal.
+    3. log-odds = weights + products of the hidden vectors of neighbouring tables - 0.8.
+    4. Draw the click.
     """
 
     categories: torch.Tensor

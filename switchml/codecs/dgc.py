@@ -15,7 +15,7 @@ from switchml.codecs.sparse import Sparsifier
 class Dgc(Sparsifier):
     """1. Sample 1 % of the elements at random; the threshold is the magnitude that `ratio` of them exceed.
     2. Count the elements above it. While there are more than 1.3 times (fewer than 0.7 times) the number given by
-    `ratio`, multiply the threshold by 1.3 (by 0.7), up to 10 times.
+       `ratio`, multiply the threshold by 1.3 (by 0.7), up to 10 times.
     3. Send the indices and values of the elements above; the error feedback `dgc` corrects the momentum of the others.
 
     Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR 2018

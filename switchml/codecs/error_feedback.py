@@ -57,7 +57,7 @@ class Residual(ResidualFeedback):
 class PowerSgdFeedback(ResidualFeedback):
     """1. Compress the vector plus the residual.
     2. Residual := the compressed vector, minus the result of the exchange (the mean of all ranks, as PowerSGD defines
-    it).
+       it).
 
     A tensor of one dimension, which PowerSGD sends uncompressed, has no residual.
 

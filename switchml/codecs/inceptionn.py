@@ -14,7 +14,7 @@ from switchml.runtime.jit import kernel
 class Inceptionn(Codec):
     """1. An element within `bound` of 0 takes no bits.
     2. One below 1 is written as sign and fixed-point fraction: with 7 bits of fraction if that is within the bound,
-    otherwise with 15 if that is.
+       otherwise with 15 if that is.
     3. All others, infinities and NaN among them, are written unchanged, 32 bits.
     4. Send 2-bit tags for these cases, then the bytes, the 16-bit and the 32-bit words.
 

@@ -12,7 +12,7 @@ from switchml.codecs.quantize import bucket_norms, dithered, level_bytes, pack_l
 class Qsgd(Codec):
     """1. Divide the vector into buckets; take each bucket's norm.
     2. The level of an element is its magnitude / norm * levels, rounded up or down at random so that the mean is
-    preserved.
+       preserved.
     3. Send the norms (float32) and the signed levels, ceil(log2(2 * levels + 1)) bits each.
 
     Unbiased. The norms differ between ranks, so the payloads are gathered; `globalqsgd` shares one norm.

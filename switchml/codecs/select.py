@@ -25,9 +25,11 @@ def top_k(x: np.ndarray, k: int) -> np.ndarray:
     """Return the indices (int64[k], ascending) of the k largest magnitudes of x, float32[n]; among equals, those of
     lower index.
 
-    1. Estimate a threshold from a sample, slightly too low.  2. Collect the elements that reach it.  3. If these are
-    not enough, or far too many, determine the threshold's upper 16 bits by a histogram of all elements, and collect
-    again.  4. Select exactly among the collected elements.
+    1. Estimate a threshold from a sample, slightly too low.
+    2. Collect the elements that reach it.
+    3. If these are not enough, or far too many, determine the threshold's upper 16 bits by a histogram of all elements,
+       and collect again.
+    4. Select exactly among the collected elements.
     """
     n = x.size
     k = min(k, n)

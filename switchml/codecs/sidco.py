@@ -26,10 +26,10 @@ class Stages:
 @dataclass(frozen=True)
 class Sidco(Sparsifier):
     """1. Fit the distribution to the magnitudes by their mean (and variance). Its quantile at 1 - d is a threshold that
-    a share d of the elements exceeds: with one stage d = ratio, with more d = 0.25 in all but the last.
+       a share d of the elements exceeds: with one stage d = ratio, with more d = 0.25 in all but the last.
     2. Fit it again to the excesses over the threshold, and continue until all stages are done.
     3. Every 5 steps compare the share that was sent with `ratio`: one stage more if it was over 1.2 times that, one
-    less if it was below 0.8 times.
+       less if it was below 0.8 times.
     4. Send the elements above the threshold.
 
     Takes one pass over the elements for each stage, and never sorts.

@@ -18,10 +18,10 @@ from switchml.runtime.jit import kernel
 @dataclass(frozen=True)
 class Thc(SharedScale):
     """1. Rotate the vector: random signs, then a Hadamard transform, both the same on all ranks. Its elements are then
-    approximately normally distributed.
+       approximately normally distributed.
     2. The ranks take the maximum of their norms / sqrt(n); times the normal quantile at 1 - clip / 2 it is the range.
     3. Clamp to the range; round each element at random to one of the 2^bits entries of a table of whole numbers from 0
-    to `steps`, so that the mean is preserved. The table has the least error for a normal distribution.
+       to `steps`, so that the mean is preserved. The table has the least error for a normal distribution.
     4. The aggregator adds the entries (minus steps / 2), in int8 lanes as long as ranks * steps / 2 <= 127.
     5. Take the mean of the sums, scale it back, and rotate it back.
 

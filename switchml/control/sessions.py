@@ -4,11 +4,10 @@ Like jobs.py a state machine without gRPC or a clock. A host calls UdpSession on
 the others' calls add their addresses. v1 has neither a call to leave nor a heartbeat, so a session ends when
 
 - rank 0 opens another with its session id,
-- a host opens another session from an address that this one uses, since v1 distinguishes workers only by
-their IPv4 address,
+- a host opens another session from an address that this one uses, since v1 distinguishes workers only by their IPv4
+  address,
 - neither a call nor a packet came for the idle timeout, or no packet at all for a minute,
-- a v2 job starts from an address that this one names but has had no packet from: a call alone reserves no
-address.
+- a v2 job starts from an address that this one names but has had no packet from: a call alone reserves no address.
 
 Anybody who can reach the control port can thus end a v1 session; v2 jobs are not affected.
 """

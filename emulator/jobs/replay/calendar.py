@@ -2,10 +2,10 @@
 links, compute slowed by communication, paused ranks. At each point in time
 
 1. everything due ends, and ops that waited for it alone become ready. Streams in program order take their next op at
-once; it holds the stream while it waits for the other members of its transfer.
+   once; it holds the stream while it waits for the other members of its transfer.
 2. Streams of order READY choose once nothing more ends at this time: of all ops and complete transfers whose streams
-are idle, the first by priority, ready time and number starts; repeated until none is left. A transfer whose stream is
-busy queues for that stream.
+   are idle, the first by priority, ready time and number starts; repeated until none is left. A transfer whose stream
+   is busy queues for that stream.
 3. Rates are updated: shares of links, and the speed of each rank.
 
 `reference.py` is a plain implementation of the same rules.

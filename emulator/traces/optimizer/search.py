@@ -2,9 +2,9 @@
 
 1. Each pass by itself, including those that are not allowed, to show their potential.
 2. Along the critical path: of the passes that affect a part on it, the one with the largest gain, repeatedly until none
-gains; buckets are recomputed by `cuts.py` each time.
+   gains; buckets are recomputed by `cuts.py` each time.
 3. If few combinations remain, all of them (exact, as where the space is a path); otherwise Optuna (TPE) proposes, and
-buckets near its proposals are improved, up to a number of trials.
+   buckets near its proposals are improved, up to a number of trials.
 """
 
 from __future__ import annotations

@@ -262,9 +262,11 @@ class AutoCompressor(RankCompressor):
 
     def _decide(self, is_alarm: bool) -> None:
         """1. Exchange this rank's measurements since the last decision and take the maximum over the ranks (for network
-        times the minimum: the rank that arrives last waits for nobody).  2. Update the network estimate.  3. Decide for
-        each bucket used since the last decision, which are the same on all ranks, since every rank makes the same
-        calls."""
+           times the minimum: the rank that arrives last waits for nobody).
+        2. Update the network estimate.
+        3. Decide for each bucket used since the last decision, which are the same on all ranks, since every rank makes
+           the same calls.
+        """
         buckets = [bucket for bucket in self._buckets.values() if bucket.durations_s]
         records = [r for r in self._records if r.step >= self.step - (1 if is_alarm else LATEST_STEPS)]
         steps = max(1, self.step - self._calendar.decided_at)

@@ -136,7 +136,7 @@ class BucketPolicy:
         """Decide on the choice from `step` on. `training_s`: agreed seconds of a step excluding all buckets' exchanges.
 
         1. In a new network, take the choice with the shortest expected time, or the most exact of those nearly as
-        short.
+           short.
         2. Try each choice whose expected time is nearly as short for some steps.
         3. Take the choice with the shortest measured time, unless the gain is small.
         """

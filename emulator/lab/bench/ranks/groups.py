@@ -37,8 +37,8 @@ class Groups:
         )
 
     def switchml(self, **settings: str) -> SwitchMLProcessGroup:
-        """A group of all ranks through an aggregator. `settings`: environment variables without
-        the prefix SWITCHML_."""
+        """Create a group of all ranks through an aggregator. `settings`: environment variables without their prefix
+        SWITCHML_."""
         os.environ |= {f"SWITCHML_{name.upper()}": text for name, text in settings.items()}
         group = dist.new_group(backend="switchml", timeout=GROUP_TIMEOUT)
         assert isinstance(group, SwitchMLProcessGroup)
