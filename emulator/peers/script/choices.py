@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from emulator.cluster.accelerator import Accelerator
+from emulator.peers.script import recurrent
 
 aten = torch.ops.aten
 _FLASH_HEAD = 256
@@ -17,7 +18,7 @@ _ON_GPUS_ONLY = ("_fused_rms_norm",)
 
 _kept: list[Any] = []
 _chosen: dict[str, Callable[..., Any]] = {}
-"""Replacements of operators, by name."""
+"""Replacements of operators, by name with overload."""
 
 
 def install(accelerator: Accelerator) -> None:
@@ -34,15 +35,16 @@ def install(accelerator: Accelerator) -> None:
     _chosen["aten::scaled_dot_product_attention"] = attention
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
+    _chosen.update(recurrent.install(library))
 
 
 def is_composite(func: Any) -> bool:
     """Return whether torch decomposes an operator for the device before its kernels are dispatched."""
-    name = func._schema.name
+    name = func.name()
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if name in _chosen:
         return True
-    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CUDA")
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CUDA")
 
 
 def is_reshaping(func: Any) -> bool:
@@ -53,7 +55,7 @@ def is_reshaping(func: Any) -> bool:
 
 def take_apart(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator's decomposition."""
-    chosen = _chosen.get(func._schema.name)
+    chosen = _chosen.get(func.name())
     return func.decompose(*args, **kwargs) if chosen is None else chosen(*args, **kwargs)
 
 

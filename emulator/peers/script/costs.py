@@ -16,6 +16,7 @@ import torch
 from emulator import datafile
 from emulator.cluster import kernels
 from emulator.cluster.accelerator import Accelerator, Constants
+from emulator.peers.script import recurrent
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.ranges import FACTOR, SECONDS, Range, Ranged, number
 from switchml.errors import ConfigError, EmulationError
@@ -171,8 +172,9 @@ class Costs:
         host = self._host["backward" if is_backward else "forward"]
         if not operator.has_kernel:
             return float(self._launch_s * host["view"])
-        kind = self._kind(operator)
-        return float(self._launch_s * (host["kernel"] + (kind.kernels - 1) * host["more"]))
+        is_recurrent = operator.base in _TITLES["recurrent layers"]
+        kernels = recurrent.work(operator).kernels if is_recurrent else self._kind(operator).kernels
+        return float(self._launch_s * (host["kernel"] + (kernels - 1) * host["more"]))
 
     def device_s(self, operator: Operator) -> float:
         """Return the operator's duration on the device; 0: it has no kernel."""
@@ -281,9 +283,17 @@ def _convolve(
     return float(max(computed, moved / rate) / self._convolution_share)
 
 
+def _recurrent(self: Costs, operator: Operator) -> float:
+    work, dtype = recurrent.work(operator), operator.inputs[0].dtype
+    products = sum(times * self.product(m, n, k, 1, dtype, operator.tf32[1]) for m, n, k, times in work.products)
+    moved_s = work.moved_bytes / (self._accelerator.memory_bytes_per_s * self._default.share)
+    return float(products + moved_s + work.others * self._kernel_s)
+
+
 _TITLES = {
     "matrix products": ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm"),
     "convolutions": ("convolution", "convolution_backward"),
+    "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
     "attention": tuple(
         f"_scaled_dot_product_{one}_attention{way}" for one in ("flash", "efficient") for way in ("", "_backward")
     ),
@@ -297,6 +307,8 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "_grouped_mm": _grouped,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": _recurrent,
     "_scaled_dot_product_flash_attention": lambda self, one: self.attention(one, False),
     "_scaled_dot_product_efficient_attention": lambda self, one: self.attention(one, False),
     "_scaled_dot_product_flash_attention_backward": lambda self, one: self.attention(one, True),

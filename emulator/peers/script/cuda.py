@@ -52,6 +52,8 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     replace(torch.cuda, named | streams | others | dict.fromkeys(_GRAPHS, _NoGraph))
     replace(torch.cuda.streams, streams)
     replace(torch.cuda.nccl, {"version": lambda: (2, 27, 5)})
+    cudnn = {"is_available": lambda: True, "is_acceptable": _cudnn_takes, "version": lambda: 91002}
+    replace(torch.backends.cudnn, cudnn)
     replace(torch.accelerator, accelerators)
     replace(torch.Tensor, tensors)
     replace(storage, _storages(storage.resize_, storage.nbytes, storage.data_ptr))
@@ -109,6 +111,11 @@ def _storages(resize: Any, nbytes: Any, pointer: Any) -> dict[str, Any]:
 def _scatter(tensor: torch.Tensor, devices: Any, *_: Any) -> list[torch.Tensor]:
     """Scatter a tensor as for DataParallel with one GPU; a second GPU is refused."""
     return [tensor.to(torch.device("cuda", device)) for device in devices]
+
+
+def _cudnn_takes(tensor: torch.Tensor) -> bool:
+    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return torch.backends.cudnn.enabled and tensor.is_cuda and tensor.dtype in floats
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -10,6 +10,7 @@ random numbers (weights before they are moved): these have no values either, on 
 
 from __future__ import annotations
 
+import copy
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -76,15 +77,24 @@ class DeviceTensor(_Tensor):
     def tolist(self) -> Any:
         if self.numel() == 1:
             return torch.full(self.shape, self.item()).tolist()
-        return current().values_of(self, "tolist").tolist()
+        return current().values_of(self).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         if self.device.type == "cuda" and not force:  # torch's message
             raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
-        return current().values_of(self, "numpy").numpy()
+        return current().values_of(self).numpy()
 
     def __array__(self, dtype: Any = None) -> Any:
-        return current().values_of(self, "__array__").numpy().__array__(dtype)
+        return current().values_of(self).numpy().__array__(dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if not self.is_leaf:  # torch's message
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        if id(self) not in memo:
+            memo[id(self)] = made = self.detach().clone().requires_grad_(self.requires_grad)
+            vars(made).update(copy.deepcopy(vars(self), memo))  # with the mark of a parameter
+            made.grad = copy.deepcopy(self.grad, memo)
+        return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
@@ -222,9 +232,12 @@ class Device(_Mode):
             self.known.follow(func, flat, spec, result)
         elif func in values.TRUE:
             self.known.suppose(result, True)
+        elif func in values.GUESSED:
+            self.known.guessed += 1
+            self.hooks.read()  # of the number of elements
         elif func in values.COUNTS:
             self.known.spread(result, args[0].numel())
-        elif answer.changed and func not in values.KEPT:
+        elif answer.changed and func not in values.KEPT and not self._follow(func, flat, spec, answer):
             self._changed(args, kwargs, answer.changed)
         if func in _COPIES and isinstance(result, DeviceTensor):
             source = args[1] if func is aten.copy_.default else args[0]
@@ -254,6 +267,10 @@ class Device(_Mode):
             if isinstance(one, torch.Tensor):
                 self.known.learn(one, values_of_it)
         return result
+
+    def _follow(self, func: Any, flat: list[Any], spec: Any, answer: _Answer) -> bool:
+        """Compute an in-place operator of the device whose inputs are known; return False if it isn't one."""
+        return isinstance(flat[0], DeviceTensor) and self.known.follow_changes(func, flat, spec, answer.changed)
 
     def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:
         """Mark the outputs of an operator as unknown; a host tensor that it copied to gets plausible values."""
@@ -303,7 +320,8 @@ class Device(_Mode):
         )
         self.operators.append(operator)
         is_scalar = len(out) == 1 and all(one.elements == 1 for one in (*operator.inputs, *out))
-        is_small = isinstance(shapes, TensorShape) and out[0].elements <= values.COPIED and operator.has_kernel
+        has_values = operator.has_kernel or "empty" in operator.base
+        is_small = isinstance(shapes, TensorShape) and out[0].elements <= values.COPIED and has_values
         return _Answer(operator, shapes, is_scalar, is_small and not changed, tuple(changed))
 
     def _shaped(self, func: Any, shapes: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
@@ -388,17 +406,19 @@ class Device(_Mode):
         found = self._storages.get(storage._cdata)
         return None if found is None else 0 if found[0] in self._emptied else int(_NBYTES(storage))
 
-    def values_of(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        """Return all values of a tensor for the host: known ones, or random ones for tensors created on the host (an
-        image of a random data set). Raises EmulationError, naming the method `what`, for others."""
+    def values_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return all values of a tensor for the host: known ones, random ones for tensors created on the host (an image
+        of a random data set), and plausible ones for results of the device."""
         if tensor.device.type == "cuda":
             self.hooks.read()
         known = self.known.copy_of(tensor)
-        if known is None and _is_of_device(tensor):
-            raise EmulationError(
-                f"Tensor.{what}() asks for values of an emulated tensor, which has none: leave it out, or use .item()"
-            )
-        return self.known.drawn(tensor) if known is None else known
+        if known is not None:
+            return known
+        if not _is_of_device(tensor):
+            return self.known.drawn(tensor)
+        self.known.assumed += 1
+        with torch.utils._python_dispatch._disable_current_modes():
+            return torch.full(tensor.shape, values.plausible(tensor.dtype), dtype=tensor.dtype)
 
     def storage_number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage, as passed to `allocate`."""

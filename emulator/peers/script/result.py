@@ -68,8 +68,6 @@ def result_of(session: Session, script: str) -> ScriptResult:
         notes.append(
             f"counts (of tokens of experts, of classes) that are taken to be even: {session.device.known.spreads}"
         )
-    if any(one.base.startswith("_thnn_fused") for one in session.device.operators):
-        notes.append("LSTM and GRU take kernels for each step, where cuDNN has one for all: they come out too slow")
     if session.checkpoints.skipped:
         notes.append(f"distributed checkpoints that are neither written nor read: {session.checkpoints.skipped}")
     spans = session.clock.spans[first:last]

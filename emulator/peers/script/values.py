@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from emulator.peers.script import recurrent
 
 aten = torch.ops.aten
 
@@ -19,6 +21,9 @@ TRUE = {aten.all.default, aten.all.dim}
 
 COUNTS = {aten.bincount.default, aten.histc.default}
 """Operators that count occurrences of numbers: assumed to be equal if inputs are unknown."""
+
+GUESSED = {aten.nonzero.default, aten.masked_select.default}
+"""Operators whose result has an element for each of a mask's that is not zero: half of them, if unknown."""
 
 KEPT = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Operators assumed to leave values unchanged: no gradient overflows."""
@@ -150,6 +155,8 @@ class Known:
         if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
             return
         name = func._schema.name
+        if "empty" in name and not result.is_floating_point() and not result.is_complex():
+            self.copied(result, torch.zeros(result.shape, dtype=result.dtype, device="cpu"))  # as good as any
         if any(word in name for word in _RANDOM) or "empty" in name:
             return
         with torch.utils._python_dispatch._disable_current_modes():
@@ -166,6 +173,24 @@ class Known:
                 self._know(result, given.reshape(()).item())
             else:
                 self.copied(result, given)
+
+    def follow_changes(self, func: Any, flat: list[Any], spec: Any, changed: tuple[int | str, ...]) -> bool:
+        """Compute an operator that modifies tensors, if the values of all are known. Return whether they were."""
+        if not self.are_known(flat) or any(word in func._schema.name for word in _RANDOM):
+            return False
+        with torch.utils._python_dispatch._disable_current_modes():
+            real = [self.real(one).clone() if isinstance(one, torch.Tensor) else one for one in flat]
+            (args, kwargs), (given, named) = tree_unflatten(real, spec), tree_unflatten(flat, spec)
+            pairs = [((args, given) if isinstance(place, int) else (kwargs, named), place) for place in changed]
+            try:
+                func(*args, **kwargs)
+            except (RuntimeError, NotImplementedError, TypeError):
+                return False
+        for (ours, theirs), place in pairs:
+            for value, one in zip(tree_leaves(ours[place]), tree_leaves(theirs[place]), strict=True):
+                if isinstance(one, torch.Tensor):
+                    self.learn(one, value)
+        return True
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Return the value of a tensor with one element; a plausible one if unknown."""
@@ -214,17 +239,35 @@ def _half(count: int) -> int:
 
 
 def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
-    """Replace unknown masks by indices of half of the elements."""
+    """Replace masks by indices of their elements that are not zero, as torch does before its kernel."""
     picked: list[Any] = []
     for index in args[1]:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            copy = known.copy_of(index)
-            known.guessed += copy is None
-            count = _half(index.numel()) if copy is None else int(copy.count_nonzero())
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        picked += index.nonzero().unbind(1) if is_mask else [index]
+    return (args[0], picked, *args[2:]), kwargs
+
+
+def _put(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
+    """Replace masks by indices; one that selects elements for the same value is filled without waiting for them."""
+    masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
+    if args[2].numel() != 1 or len(masks) != 1:
+        return _index(args, kwargs, known)
+    picked: list[Any] = []
+    for index in args[1]:
+        if index is masks[0]:
+            count = _half(index.numel())
             picked += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
         else:
             picked.append(index)
     return (args[0], picked, *args[2:]), kwargs
+
+
+def _nonzero(tensor: Any) -> Any:
+    return tensor.new_empty((_half(tensor.numel()), tensor.dim()), dtype=torch.int64)
+
+
+def _selected(tensor: Any, mask: Any) -> Any:
+    return tensor.new_empty(_half(math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))))
 
 
 def _counted(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
@@ -277,7 +320,10 @@ def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtyp
 
 
 SHAPES: dict[Any, Callable[..., Any]] = {
+    **recurrent.SHAPES,
     aten._grouped_mm.default: _grouped,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _selected,
     aten.bincount.default: _counted,
     aten.batch_norm_stats.default: _stats,
     aten.batch_norm_gather_stats_with_counts.default: _gathered_stats,
@@ -291,7 +337,7 @@ SHAPES: dict[Any, Callable[..., Any]] = {
 
 RULES: dict[Any, Callable[[Any, dict[str, Any], Known], Any]] = {
     aten.index.Tensor: _index,
-    aten.index_put.default: _index,
-    aten.index_put_.default: _index,
+    aten.index_put.default: _put,
+    aten.index_put_.default: _put,
 }
 """Operators whose arguments are replaced first."""
