@@ -21,6 +21,9 @@ class Compiled:
         self.is_used = False
         self._on_use = on_use
         self._depth = self._calls = 0
+        self._graphs: set[int] = set()
+        """Calls of code that is replayed as CUDA graphs."""
+        self._graph: Segment | None = None
         self._tape: Tape[int] = Tape()
         """The call in which an autograd node was created."""
         replace(torch, {"compile": self._compile})
@@ -43,9 +46,16 @@ class Compiled:
         call = self._tape.of_running_node()
         return None if call is None else (call, True)
 
+    def is_launched(self, segment: Segment | None) -> bool:
+        """Return whether the host launches the next kernel; those of a CUDA graph are launched with its first."""
+        is_within = segment is not None and segment[0] in self._graphs and segment == self._graph
+        self._graph = segment
+        return not is_within
+
     def next_iteration(self) -> None:
         """Discard the autograd nodes of the previous iteration."""
         self._tape.forget()
+        self._graphs.clear()
 
     def _compile(self, model: Any = None, *_: Any, **options: Any) -> Any:
         if model is None:  # a decorator with arguments
@@ -55,29 +65,37 @@ class Compiled:
         if not self.is_used:
             self.is_used = True
             self._on_use()
+        has_graphs = _has_graphs(**options)
         if isinstance(model, torch.nn.Module):
-            model.register_forward_pre_hook(lambda *_: self._enter(), prepend=True)
+            model.register_forward_pre_hook(lambda *_: self._enter(has_graphs), prepend=True)
             model.register_forward_hook(lambda *_: self._leave(), always_call=True)
             return model
 
         @functools.wraps(model)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._within():
+            with self._within(has_graphs):
                 return model(*args, **kwargs)
 
         return call
 
     @contextmanager
-    def _within(self) -> Iterator[None]:
-        self._enter()
+    def _within(self, has_graphs: bool) -> Iterator[None]:
+        self._enter(has_graphs)
         try:
             yield
         finally:
             self._leave()
 
-    def _enter(self) -> None:
+    def _enter(self, has_graphs: bool) -> None:
         self._calls += not self._depth
+        if has_graphs and not self._depth:
+            self._graphs.add(self._calls)
         self._depth += 1
 
     def _leave(self) -> None:
         self._depth -= 1
+
+
+def _has_graphs(mode: str | None = None, options: dict[str, Any] | None = None, **_: Any) -> bool:
+    """Return whether compiled code becomes CUDA graphs (`torch.compile`'s arguments)."""
+    return mode in ("reduce-overhead", "max-autotune") or bool((options or {}).get("triton.cudagraphs"))

@@ -12,7 +12,8 @@ import torch
 from emulator.cluster.accelerator import Accelerator
 from emulator.peers.script.allocator import Allocator
 from emulator.peers.script.clock import Clock
-from emulator.peers.script.device import DeviceTensor, current
+from emulator.peers.script.device import current
+from emulator.peers.script.tensors import DeviceTensor
 from switchml.errors import EmulationError
 
 CAPABILITY = {

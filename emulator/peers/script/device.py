@@ -10,7 +10,6 @@ random numbers (weights before they are moved): these have no values either, on 
 
 from __future__ import annotations
 
-import copy
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ from emulator.peers.script.shapes import (
     shape_of,
     shapes_of,
 )
+from emulator.peers.script.tensors import DeviceTensor, owner
 from switchml.errors import EmulationError
 
 aten = torch.ops.aten
@@ -49,59 +49,9 @@ VALUELESS = 1 << 16
 
 
 if TYPE_CHECKING:
-    _Tensor = Any  # torch's stubs have other signatures
-    _Mode = Any
+    _Mode = Any  # torch's stubs have other signatures
 else:
-    _Tensor = torch.Tensor
     _Mode = TorchDispatchMode
-
-
-class DeviceTensor(_Tensor):
-    """A tensor without values. Its storage object is real, so that views share it, and it ends with its last view."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return current().run(func, args, kwargs or {})
-
-    def __repr__(self) -> str:
-        return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
-
-    def data_ptr(self) -> int:
-        return int(self.untyped_storage().data_ptr() + self.storage_offset() * self.element_size())
-
-    def tolist(self) -> Any:
-        if self.numel() == 1:
-            return torch.full(self.shape, self.item()).tolist()
-        return current().values_of(self).tolist()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        if self.device.type == "cuda" and not force:  # torch's message
-            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
-        return current().values_of(self).numpy()
-
-    def __array__(self, dtype: Any = None) -> Any:
-        return current().values_of(self).numpy().__array__(dtype)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if not self.is_leaf:  # torch's message
-            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
-        if id(self) not in memo:
-            memo[id(self)] = made = self.detach().clone().requires_grad_(self.requires_grad)
-            vars(made).update(copy.deepcopy(vars(self), memo))  # with the mark of a parameter
-            made.grad = copy.deepcopy(self.grad, memo)
-        return memo[id(self)]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
-
-
-def _remake(shape: Any, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
 
 
 _current: list[Device] = []
@@ -157,7 +107,7 @@ class Device(_Mode):
         self._storages: dict[int, tuple[int, Any]] = {}
         self._made = 0
         self._emptied: set[int] = set()
-        _current[:] = [self]
+        _current[:], owner[:] = [self], [self]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
@@ -209,7 +159,8 @@ class Device(_Mode):
     def _here(self, where: torch.device) -> torch.device:
         if where.index not in (None, self.index):
             raise EmulationError(
-                f"a tensor on {where}, where this process's GPU is {self._device}: one GPU a process is emulated"
+                f"a tensor on {where}, but several GPUs in one process are not emulated: expected {self._device}, "
+                "and a process for each GPU, as torchrun starts"
             )
         return self._device
 

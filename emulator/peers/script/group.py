@@ -24,9 +24,10 @@ from emulator.peers.run import take_over
 from emulator.peers.script.channels import Channel, Ranks, Transfer
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.cuda import replace
-from emulator.peers.script.device import DeviceTensor, current
+from emulator.peers.script.device import current
 from emulator.peers.script.operators import Operator
 from emulator.peers.script.rendezvous import Broadcast
+from emulator.peers.script.tensors import DeviceTensor
 from emulator.peers.script.values import COPIED
 from emulator.peers.values import Values
 from switchml.errors import EmulationError

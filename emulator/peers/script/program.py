@@ -60,7 +60,8 @@ def main(arguments: list[str]) -> None:
         outcome = {"error": _unsupported(str(error)), "where": _where(error)}
     except BaseException as error:  # errors of torch.distributed.checkpoint are not Exceptions
         traceback.print_exc()
-        outcome = {"error": f"{type(error).__name__}: {error}".strip(), "where": _where(error)}
+        message = re.sub(r"\x1b\[[\d;]*m", "", f"{type(error).__name__}: {error}")  # without colors
+        outcome = {"error": message.strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))
 
 

@@ -19,12 +19,13 @@ from emulator.peers.script.checkpoints import Checkpoints
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.compiling import Compiled
 from emulator.peers.script.costs import Costs
-from emulator.peers.script.device import Device, DeviceTensor, Hooks
+from emulator.peers.script.device import Device, Hooks
 from emulator.peers.script.following import Follower
 from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.modules import OUTSIDE, Modules
 from emulator.peers.script.operators import Operator
+from emulator.peers.script.tensors import DeviceTensor
 from switchml.units import memory_text
 
 WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
@@ -83,7 +84,7 @@ class Session:
 
     def _launch(self, operator: Operator, arguments: list[Any]) -> None:
         is_backward = torch._C._current_graph_task_id() != -1
-        step = None
+        step, segment = None, None
         if self.compiled.is_used:
             segment = self.compiled.segment(is_backward)
             step = self.follower.launch(operator, segment, lambda: self._storages(arguments))
@@ -100,7 +101,8 @@ class Session:
             host_s = self._costs.host_s(operator, is_backward)
             self.clock.launch(operator.number, host_s, self._costs.device_s(operator), self._module)
         elif step.seconds:
-            self.clock.launch(step.operator, self._costs.compiled_host_s(), step.seconds, self._module)
+            host_s = self._costs.compiled_host_s() if self.compiled.is_launched(segment) else 0.0
+            self.clock.launch(step.operator, host_s, step.seconds, self._module)
 
     def _storages(self, arguments: list[Any]) -> tuple[int | None, ...]:
         tensors = (one for one in arguments if isinstance(one, torch.Tensor))

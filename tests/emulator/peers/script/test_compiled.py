@@ -1,5 +1,7 @@
 """What torch.compile makes of a script: kernels, and tensors that never exist, counted by hand."""
 
+import textwrap
+
 import pytest
 
 from tests.support.play import play
@@ -163,3 +165,24 @@ def test_collectives_and_extensions_stand_alone():
     begins, absent = _plan(*calls, freed=(2, 3, 4, 5, 6))
     assert begins == [0, 1, 2, 3, 4] and absent == {6}
     assert _plan(*calls, freed=(2, 3, 4, 5))[1] == set()
+
+
+def test_graphs(tmp_path):
+    """As CUDA graphs, all kernels of a call take one launch forward and one backward; outside nothing changes."""
+    text = """
+    import torch, torch.nn as nn
+    net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(200)]).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, fused=True)
+    COMPILE
+    for _ in range(9):
+        net(torch.zeros(64, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    text = textwrap.dedent(text)
+    default = _played(tmp_path, text.replace("COMPILE", "net = torch.compile(net, mode='default')"))
+    for option in ("mode='reduce-overhead'", "options={'triton.cudagraphs': True}"):
+        graphs = _played(tmp_path, text.replace("COMPILE", f"net = torch.compile(net, {option})"))
+        kernels_s = sum(seconds for part, seconds in graphs["parts"].items() if part != "waiting for the host")
+        assert default["parts"]["waiting for the host"] > kernels_s > 5 * graphs["parts"]["waiting for the host"]
+        assert graphs["parts"]["matrix products"] == pytest.approx(default["parts"]["matrix products"])

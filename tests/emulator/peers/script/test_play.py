@@ -251,7 +251,16 @@ def test_a_process_for_each_rank(tmp_path, context):
 REFUSED = {
     "out of memory": ("import torch\nrows = [torch.empty(1 << 30, device='cuda') for _ in range(99)]\n", "script.py:2"),
     "not on the host": ("import torch\ntorch.zeros(3).cuda().numpy()\n", "can't convert cuda:0 device type tensor"),
-    "two devices": ("import torch\ntorch.zeros(3, device='cuda:1')\n", "one GPU a process"),
+    "two devices": (
+        "import torch\ntorch.zeros(3, device='cuda:1')\n",
+        "a tensor on cuda:1, but several GPUs in one process",
+    ),
+    "a process": (
+        "import torch, torch.multiprocessing as mp\n"
+        "mp.get_context('spawn').Process(target=print, args=(torch.zeros(3, device='cuda'),)).start()\n",
+        "processes that share a GPU can't be emulated",
+    ),
+    "colors": ("raise ValueError('\x1b[1mbold\x1b[0m')\n", "ValueError: bold"),
     "no step": ("import torch\ntorch.zeros(3, device='cuda')\n", "without an optimizer's step"),
     "no GPU": ("import torch\ntorch.zeros(3)\n", "put nothing on a GPU"),
     "its own error": ("import torch\nraise ValueError('as ever')\n", "ValueError: as ever"),

@@ -1,0 +1,78 @@
+"""The tensors of an emulated GPU, and how they are printed, read and copied; `device.py` runs their operators."""
+
+import copy
+import multiprocessing.context
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from switchml.errors import EmulationError
+
+if TYPE_CHECKING:
+    _Tensor = Any  # torch's stubs have other signatures
+else:
+    _Tensor = torch.Tensor
+
+
+class Owner(Protocol):
+    """The device, for its tensors."""
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
+
+    def values_of(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+
+owner: list[Owner] = []
+"""That of this process."""
+
+
+class DeviceTensor(_Tensor):
+    """A tensor without values. Its storage object is real, so that views share it, and it ends with its last view."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return owner[0].run(func, args, kwargs or {})
+
+    def __repr__(self) -> str:
+        return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def data_ptr(self) -> int:
+        return int(self.untyped_storage().data_ptr() + self.storage_offset() * self.element_size())
+
+    def tolist(self) -> Any:
+        if self.numel() == 1:
+            return torch.full(self.shape, self.item()).tolist()
+        return owner[0].values_of(self).tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.device.type == "cuda" and not force:  # torch's message
+            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
+        return owner[0].values_of(self).numpy()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return owner[0].values_of(self).numpy().__array__(dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if not self.is_leaf:  # torch's message
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        if id(self) not in memo:
+            memo[id(self)] = made = self.detach().clone().requires_grad_(self.requires_grad)
+            vars(made).update(copy.deepcopy(vars(self), memo))  # with the mark of a parameter
+            made.grad = copy.deepcopy(self.grad, memo)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.device.type == "cuda" and multiprocessing.context.get_spawning_popen() is not None:
+            raise EmulationError(
+                "a tensor on the GPU is an argument of a Process: processes that share a GPU can't be emulated"
+            )
+        return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
+
+
+def _remake(shape: Any, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
