@@ -438,4 +438,5 @@ _WITHOUT_KERNEL = {
     aten._reshape_alias.default,
     aten.set_.source_Storage_storage_offset,
     aten.resize_.default,
+    *values.CHOICES,
 }

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 READ = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
 """Operators that return a value to Python."""
 
-TRUE = {aten.all.default, aten.all.dim}
+TRUE = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 """Operators whose result is assumed to be true if inputs are unknown: whether all is finite, equal or close."""
 
 COUNTS = {aten.bincount.default, aten.histc.default}
@@ -319,7 +319,27 @@ def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtyp
     return left.new_empty(size, dtype=out_dtype or left.dtype)
 
 
+def _ctc_loss(probabilities: Any, targets: Any, lengths: Any, of_targets: Any, *_: Any) -> Any:
+    """Return the shapes of losses and of their paths; unknown lengths of targets are taken to be equal."""
+    steps, batch = probabilities.shape[0], probabilities.shape[1] if probabilities.dim() == 3 else 1
+    longest = targets.numel() // batch if isinstance(of_targets, torch.Tensor) else max(of_targets)
+    return probabilities.new_empty(batch), probabilities.new_empty(batch, steps, 2 * longest + 1)
+
+
+CHOICES = {
+    getattr(getattr(aten, name), overload)
+    for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
+    if hasattr(aten, name)
+    for overload in ("default", "Tensor")
+}
+"""Operators that select a library's kernel of CTC: never, as these need short targets."""
+
 SHAPES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(CHOICES, lambda *_: False),
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: lambda grad, probabilities, *_: torch.empty_like(probabilities),
+    aten._ctc_loss_backward.Tensor: lambda grad, probabilities, *_: torch.empty_like(probabilities),
     **recurrent.SHAPES,
     aten._grouped_mm.default: _grouped,
     aten.nonzero.default: _nonzero,

@@ -142,6 +142,7 @@ def test_memory_figures(tmp_path):
     assert shard[1:].data_ptr() - shard.data_ptr() == 4
     assert image[1:].data_ptr() - image.data_ptr() == 4 * 224 * 224 and image.data_ptr() != moved.weight.data_ptr()
     many = torch.randn(64, 64, device="cuda")
+    torch.distributions.Categorical(logits=many).log_prob(torch.distributions.Categorical(logits=many).sample())
     assert torch.isfinite(many).all() and not many.isnan().any() and not torch.isnan(many.sum())
     weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
     with torch.inference_mode():
@@ -180,6 +181,25 @@ def test_made_up_values(tmp_path):
         "values that the script read (a loss, a norm) and that are made up: 6",
         "masks that are taken to pick half of the elements: 10",
     ]
+
+
+def test_sequences_of_labels(tmp_path):
+    """CTC, with lengths on the host and on the device: what backward needs are the paths of each batch."""
+    text = """
+    import torch
+    net = torch.nn.Linear(64, 32).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        for where in ("cpu", "cuda"):
+            scores = net(torch.randn(500, 16, 64, device="cuda")).log_softmax(-1)
+            lengths = torch.full((16,), 500, device=where), torch.full((16,), 10, device=where)
+            before = torch.cuda.memory_allocated()
+            loss = torch.nn.functional.ctc_loss(scores, torch.ones(16, 10, dtype=torch.long, device="cuda"), *lengths)
+            assert loss.shape == () and 4 * 16 * 500 * 21 <= torch.cuda.memory_allocated() - before < 4 * 16 * 500 * 22
+            loss.backward()
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, text), (tmp_path / "out").read_text()
 
 
 def test_collectives_of_the_host(tmp_path):
