@@ -37,11 +37,7 @@ def described(cls: type, found: dict[type, None]) -> dict[type, None]:
     return found
 
 
-@pytest.mark.parametrize(
-    "cls",
-    [cls for root in ROOTS for cls in described(root, {})],
-    ids=lambda cls: cls.__name__,
-)
+@pytest.mark.parametrize("cls", [cls for root in ROOTS for cls in described(root, {})], ids=lambda cls: cls.__name__)
 def test_every_number_has_a_range(cls):
     hints = typing.get_type_hints(cls)
     numbers = [each.name for each in dataclasses.fields(cls) if kinds(hints[each.name]) & {int, float}]

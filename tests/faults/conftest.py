@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.launch import (
-    Aggregator,
-    Rank,
-)
+from tests.support.launch import Aggregator, Rank
 from tests.support.started import started
 from tests.support.under_attack import Bystander
 

@@ -3,11 +3,7 @@
 import pytest
 
 from host_agent.agent import HostAgent
-from tests.support.launch import (
-    LocalAggregator,
-    join_all,
-    leave_all,
-)
+from tests.support.launch import LocalAggregator, join_all, leave_all
 
 
 @pytest.fixture(scope="module")

@@ -15,28 +15,12 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from switchml.errors import (
-    CollectiveTimeout,
-    ConfigError,
-    JobError,
-    JoinError,
-    UnsupportedTensor,
-)
+from switchml.errors import CollectiveTimeout, ConfigError, JobError, JoinError, UnsupportedTensor
 from switchml.protocol.packet import LARGE_BYTES
 from switchml.protocol.worker import TASKS
 from tests.support.agents import reduce_all, same_bits
 from tests.support.fresh import in_fresh_process
-from tests.support.launch import (
-    DEADLINE_S,
-    contribution,
-    digest,
-    good,
-    join_all,
-    leave_all,
-    on_all,
-    total,
-    until,
-)
+from tests.support.launch import DEADLINE_S, contribution, digest, good, join_all, leave_all, on_all, total, until
 
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
 SIZES = (0, 1, 255, 256, 257, 100_003)

@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from switchml.errors import (
-    CollectiveTimeout,
-    ConfigError,
-    JobError,
-    JoinError,
-    PeerLost,
-    RanksDisagree,
-    SumOverflow,
-)
+from switchml.errors import CollectiveTimeout, ConfigError, JobError, JoinError, PeerLost, RanksDisagree, SumOverflow
 from tests.support.agents import reduce_all
 from tests.support.launch import (
     DEADLINE_S,

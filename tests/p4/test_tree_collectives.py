@@ -12,16 +12,7 @@ import pytest
 from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.interpreter.interpreter import Interpreter
 from switchml.protocol.retransmission import SECOND
-from tests.p4.test_tree import (
-    SHAPES,
-    STORM,
-    Node,
-    Tree,
-    TreeNetwork,
-    check_on_simple_switch,
-    spec_of,
-    two_racks,
-)
+from tests.p4.test_tree import SHAPES, STORM, Node, Tree, TreeNetwork, check_on_simple_switch, spec_of, two_racks
 from tests.support import reference_fixedpoint as numbers
 from tests.support.rank_network import CLEAR
 from tests.support.reference_tree import ABOVE, ReferenceSwitch

@@ -45,12 +45,7 @@ class Served:
         try:
             counts = {table: looker._call("standard", "bm_mt_get_num_entries", cxt=0, table=table) for table in TABLES}
             groups = looker._call("simple_pre_lag", "bm_mc_get_entries", cxt=0)
-            return {
-                **counts,
-                "groups": groups.count('"id"'),
-                "nodes": groups.count('"rid"'),
-                "ports": looker.ports(),
-            }
+            return {**counts, "groups": groups.count('"id"'), "nodes": groups.count('"rid"'), "ports": looker.ports()}
         finally:
             looker.close()
 

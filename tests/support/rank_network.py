@@ -86,14 +86,7 @@ class Network:
         self.pool = Pool(workers=n, slots=slots, **sizes, wire=wire, job_tag=TAG, isn=isn, halves=True)
         self.ranks = [
             Worker(
-                rank=r,
-                workers=n,
-                slots=slots,
-                job_tag=TAG,
-                isn=isn,
-                window=windows[r],
-                two_queues=collectives,
-                **sizes,
+                rank=r, workers=n, slots=slots, job_tag=TAG, isn=isn, window=windows[r], two_queues=collectives, **sizes
             )
             for r in range(n)
         ]

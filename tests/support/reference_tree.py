@@ -6,14 +6,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from tests.support.reference_pool import (
-    MIXED,
-    OVERFLOW,
-    SIZE_CODE_OF_PAYLOAD,
-    ReferencePoolV2,
-    _Round,
-    combined,
-)
+from tests.support.reference_pool import MIXED, OVERFLOW, SIZE_CODE_OF_PAYLOAD, ReferencePoolV2, _Round, combined
 
 ABOVE = "above"
 Sender = int | tuple[int, ...] | str

@@ -13,10 +13,7 @@ from tests.support.tofino_model import MARK_MAC, MARK_PORT, PIPES, Model, image
 P4 = Path(__file__).parents[2] / "p4"
 LOOPBACK = 0x40
 """Bit of a port that leads to the next pass; the two above it number the pipe."""
-MASK_FOR_VALUE_SET = [
-    (r"value_set<.*\n", "\n"),
-    (r"loopbacks: next_pass;", f"{LOOPBACK} &&& {LOOPBACK}: next_pass;"),
-]
+MASK_FOR_VALUE_SET = [(r"value_set<.*\n", "\n"), (r"loopbacks: next_pass;", f"{LOOPBACK} &&& {LOOPBACK}: next_pass;")]
 """The model's harness has no command for the parser's value set."""
 
 

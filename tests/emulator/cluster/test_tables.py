@@ -34,13 +34,7 @@ def test_csv_and_program_output_read_the_same(tmp_path):
     assert one.seconds == pytest.approx(seconds) and other.seconds == pytest.approx(seconds)
 
 
-@given(
-    st.floats(1e-6, 1e-4),
-    st.floats(1e9, 1e12),
-    st.floats(1e-6, 1e-4),
-    st.floats(1e9, 1e12),
-    st.integers(5, 20),
-)
+@given(st.floats(1e-6, 1e-4), st.floats(1e9, 1e12), st.floats(1e-6, 1e-4), st.floats(1e9, 1e12), st.integers(5, 20))
 def test_two_segments_are_found_again(latency, rate, latency_after, rate_after, cut):
     sizes = np.arange(1, 65) * MB
     seconds = np.where(sizes <= cut * MB, latency + sizes / rate, latency_after + sizes / rate_after)

@@ -80,16 +80,10 @@ def test_rows_of_shapes_that_no_fit_has_seen():
         ("", "rows"),
         ("[1]", "rows"),
         ('{"what": "gem"}', "what is 'gem'; expected gemm, attention, op, device"),
-        (
-            '{"what": "op", "op": "add", "rows": 8, "cols": 8, "time_s": 0}',
-            "row 1: time_s is 0; expected a number",
-        ),
+        ('{"what": "op", "op": "add", "rows": 8, "cols": 8, "time_s": 0}', "row 1: time_s is 0; expected a number"),
         ('{"what": "op", "op": "add", "rows": 8, "cols": 8, "time_s": 1}', "no built-in accelerator"),
         ('{"what": "op", "rows": 8, "cols": 8, "time_s": 1}', "op is None; expected a text"),
-        (
-            '{"what": "gemm", "m": 8, "n": 8, "k": 8, "time_s": 1, "dtype": "int8"}',
-            "dtype is 'int8'; expected",
-        ),
+        ('{"what": "gemm", "m": 8, "n": 8, "k": 8, "time_s": 1, "dtype": "int8"}', "dtype is 'int8'; expected"),
     ],
 )
 def test_rows_that_are_none(tmp_path, text, says):

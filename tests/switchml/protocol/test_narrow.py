@@ -21,12 +21,7 @@ from switchml.protocol.retransmission import SECOND
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as reference
 from tests.support.examples import examples
-from tests.support.rank_network import (
-    TAG,
-    Call,
-    Network,
-    check,
-)
+from tests.support.rank_network import TAG, Call, Network, check
 
 BITS = {"float32/int16": 16, "float32/int8": 8}
 NARROW = list(BITS)

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import reference_fixedpoint as reference
-from tests.support.encoded import (
-    FLOATS,
-    apply_classes,
-    bits,
-    classified,
-)
+from tests.support.encoded import FLOATS, apply_classes, bits, classified
 
 ANY_KIND = st.sampled_from([0.0, 1.5, -2.0, math.inf, -math.inf, math.nan])
 

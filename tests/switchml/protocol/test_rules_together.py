@@ -18,18 +18,7 @@ from switchml.protocol.halves import KINDS, narrow, widen
 from switchml.protocol.retransmission import MILLISECOND, SECOND
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
-from tests.support.rank_network import (
-    LANES,
-    PATH,
-    PAYLOAD,
-    Call,
-    Network,
-    Weather,
-    again,
-    check,
-    single,
-    values,
-)
+from tests.support.rank_network import LANES, PATH, PAYLOAD, Call, Network, Weather, again, check, single, values
 
 
 @pytest.mark.parametrize("half", KINDS)

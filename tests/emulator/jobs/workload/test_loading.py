@@ -243,8 +243,7 @@ def test_unequal_batches_cost_compute():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"samples": 0}, {"global_batch": 7}, {"global_batch": 512}, {"buffer_samples": -1}, {"sample_bytes": 0.0}],
+    "wrong", [{"samples": 0}, {"global_batch": 7}, {"global_batch": 512}, {"buffer_samples": -1}, {"sample_bytes": 0.0}]
 )
 def test_datasets_that_make_no_sense(wrong):
     with pytest.raises(ConfigError):

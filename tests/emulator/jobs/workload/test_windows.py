@@ -12,13 +12,7 @@ from emulator.cluster import kernels
 from emulator.cluster.accelerator import accelerators
 from emulator.jobs.costing import plan
 from emulator.jobs.workload import models, transformer
-from emulator.jobs.workload.implementations import (
-    BLOCK,
-    attended,
-    attention_kernels,
-    cross_entropies,
-    implementations,
-)
+from emulator.jobs.workload.implementations import BLOCK, attended, attention_kernels, cross_entropies, implementations
 from emulator.jobs.workload.job import Job
 from switchml.errors import ConfigError
 

@@ -277,10 +277,7 @@ def assert_all_end(processes: list[psutil.Process]) -> None:
 ENDLESS = ("--ranks", "2", "--size", "64K", "--repeats", "1000000", "--against", "none")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGKILL, -9)],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_interrupted_command_leaves_nothing(number, code):
     process = start(*ENDLESS)
     try:
