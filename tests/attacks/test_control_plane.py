@@ -153,13 +153,9 @@ def test_secrets_are_not_found_by_trying(start, sock, attempts):
     ):
         jobs = rpc.client(channel, client.JOBS)
         request = v2_pb2.JoinRequest(
-            protocol=2,
-            job="x",
-            rank=0,
-            world_size=1,
-            payload_bytes=1024,
+            protocol=2, job="x", rank=0, world_size=1, payload_bytes=1024,
             data_address=v2_pb2.Address(ip="127.0.241.1", port=1),
-        )
+        )  # fmt: skip
         for guess in guesses:
             request.secret = guess
             with pytest.raises(grpc.RpcError) as caught:

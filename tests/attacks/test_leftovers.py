@@ -67,14 +67,9 @@ class Attempt:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.shared_before = shared_files.names()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "switchml", *command],
-            env=environment(**{MARK: self.mark, "TMPDIR": str(folder)}),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self.errors,
-            start_new_session=True,
-        )
+            [sys.executable, "-m", "switchml", *command], env=environment(**{MARK: self.mark, "TMPDIR": str(folder)}),
+            cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.errors, start_new_session=True,
+        )  # fmt: skip
 
     def processes(self) -> list[int]:
         """Those that run."""

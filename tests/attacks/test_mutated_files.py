@@ -114,14 +114,8 @@ def dpro():
 def chakra_json():
     node = {"Id": 1, "Name": "gemm", "NodeType": 4, "runtime": 5, "ctrl_deps": [], "data_deps": []}
     reduce = {
-        "Id": 2,
-        "Name": "ar",
-        "NodeType": 7,
-        "data_deps": [1],
-        "comm_type": 0,
-        "comm_size": 1024,
-        "world_size": 2,
-    }
+        "Id": 2, "Name": "ar", "NodeType": 7, "data_deps": [1], "comm_type": 0, "comm_size": 1024, "world_size": 2,
+    }  # fmt: skip
     return {"workload_graph": [node, reduce]}
 
 

@@ -16,17 +16,9 @@ from tests.support.p4_programs import PATHS
 from tests.support.traced_jobs import Job, traced
 
 HOSTILE = (
-    "[/foo]",
-    "[bold",
-    "[link=http://127.0.0.1]here[/link]",
-    "\x1b]0;title\x07\x1b[2J",
-    "\x9b31m",
-    "\u202etxt.exe",
-    "\ud800",
-    "<script>alert(1)</script>",
-    "$\\frac$ {{ 7 * 7 }} %s {0}",
-    ":skull:",
-)
+    "[/foo]", "[bold", "[link=http://127.0.0.1]here[/link]", "\x1b]0;title\x07\x1b[2J", "\x9b31m", "\u202etxt.exe",
+    "\ud800", "<script>alert(1)</script>", "$\\frac$ {{ 7 * 7 }} %s {0}", ":skull:",
+)  # fmt: skip
 MODEL = "layers = 2\nhidden = 64\nheads = 2\nvocabulary = 99\nsequence = 8"
 FORBIDDEN = ("\x1b", "\x07", "\x9b", "\u202e", "\ud800")
 

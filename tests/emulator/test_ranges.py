@@ -46,14 +46,11 @@ def test_every_number_has_a_range(cls):
     assert issubclass(cls, Ranged) or set(numbers) == without
 
 
-@pytest.mark.parametrize(
-    ("range", "inside", "outside", "text"),
-    [
-        (Range(1, 1_000_000), (1, 1_000_000), (0, 1_000_001, math.nan, math.inf), "1 to 1,000,000"),
-        (Range(0, 1e33, "(]"), (5e-324, 1e33), (0, 1e34), "more than 0 and at most 1e33"),
-        (Range(0, 1, "[)"), (0, 0.999), (1, -1e-9), "at least 0 and less than 1"),
-    ],
-)
+@pytest.mark.parametrize(("range", "inside", "outside", "text"), [
+    (Range(1, 1_000_000), (1, 1_000_000), (0, 1_000_001, math.nan, math.inf), "1 to 1,000,000"),
+    (Range(0, 1e33, "(]"), (5e-324, 1e33), (0, 1e34), "more than 0 and at most 1e33"),
+    (Range(0, 1, "[)"), (0, 0.999), (1, -1e-9), "at least 0 and less than 1"),
+])  # fmt: skip
 def test_ranges(range, inside, outside, text):
     assert all(value in range for value in inside) and not any(value in range for value in outside)
     assert str(range) == text
@@ -72,20 +69,17 @@ def test_tables_and_lists_are_checked_number_by_number():
         Described(pairs=((0, 10**5000),))
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"job": {"batch": 10**9}}, "the job, job: batch is 1000000000; expected 0 to 100,000,000"),
-        ({"job": {"gpus": 10**12}}, "the job, job: gpus is 1000000000000; expected 1 to 1,000,000"),
-        ({"job": {"zero": 3, "fsdp": {"prefetch": -1}}}, "job, fsdp: prefetch is -1; expected 0 to 10,000"),
-        ({"noise": {"seed": -1}}, "noise: seed is -1; expected 0 to 4,294,967,295"),
-        ({"switch": {"slots": 0.0}}, "switch: slots is 0; expected 1 to"),
-        ({"network": {"loss": 0.6}}, "network: loss is 0.6; expected 0 to 0.5"),
-        ({"run": {"steps": -1.0}}, "run: steps is -1.0; expected 0 to 1e12"),
-        ({"data": {"epochs": 10**6}}, "data: epochs is 1000000; expected 1 to 1,000"),
-        ({"memory": {"pruned": 1.0}}, "memory: pruned is 1.0; expected at least 0 and less than 1"),
-    ],
-)
+@pytest.mark.parametrize(("tables", "message"), [
+    ({"job": {"batch": 10**9}}, "the job, job: batch is 1000000000; expected 0 to 100,000,000"),
+    ({"job": {"gpus": 10**12}}, "the job, job: gpus is 1000000000000; expected 1 to 1,000,000"),
+    ({"job": {"zero": 3, "fsdp": {"prefetch": -1}}}, "job, fsdp: prefetch is -1; expected 0 to 10,000"),
+    ({"noise": {"seed": -1}}, "noise: seed is -1; expected 0 to 4,294,967,295"),
+    ({"switch": {"slots": 0.0}}, "switch: slots is 0; expected 1 to"),
+    ({"network": {"loss": 0.6}}, "network: loss is 0.6; expected 0 to 0.5"),
+    ({"run": {"steps": -1.0}}, "run: steps is -1.0; expected 0 to 1e12"),
+    ({"data": {"epochs": 10**6}}, "data: epochs is 1000000; expected 1 to 1,000"),
+    ({"memory": {"pruned": 1.0}}, "memory: pruned is 1.0; expected at least 0 and less than 1"),
+])  # fmt: skip
 def test_errors_name_field_value_and_range(tables, message):
     with pytest.raises(ConfigError) as caught:
         request({"model": "gpt3-13b", **tables})

@@ -104,14 +104,10 @@ def garbage_connections(target: tuple[str, int], stop: threading.Event, seed: in
 
 
 METHODS = (
-    "switchml.v2.Jobs/Leave",
-    "switchml.v2.Jobs/Status",
-    "switchml_proto.Session/UdpSession",
-    "switchml_proto.Session/RdmaSession",
-    "switchml_proto.Sync/Barrier",
-    "switchml_proto.Sync/Broadcast",
+    "switchml.v2.Jobs/Leave", "switchml.v2.Jobs/Status", "switchml_proto.Session/UdpSession",
+    "switchml_proto.Session/RdmaSession", "switchml_proto.Sync/Barrier", "switchml_proto.Sync/Broadcast",
     "no.such.Service/Method",
-)
+)  # fmt: skip
 
 
 def nonsense_calls(address: str, stop: threading.Event, seed: int) -> int:

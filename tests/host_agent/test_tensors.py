@@ -60,18 +60,14 @@ def test_a_contiguous_array_is_read_in_place():
     assert prepare(x).source == x.ctypes.data and prepare(x).target != x.ctypes.data
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x.T,
-        lambda x: x[::2],
-        lambda x: x[:, 1:3],
-        lambda x: x[::-1],
-        lambda x: np.broadcast_to(x[0], (5, 4)),
-        lambda x: np.asfortranarray(x),
-    ],
-    ids=["transposed", "strided", "columns", "reversed", "broadcast", "fortran"],
-)
+@pytest.mark.parametrize("view", [
+    lambda x: x.T,
+    lambda x: x[::2],
+    lambda x: x[:, 1:3],
+    lambda x: x[::-1],
+    lambda x: np.broadcast_to(x[0], (5, 4)),
+    lambda x: np.asfortranarray(x),
+], ids=["transposed", "strided", "columns", "reversed", "broadcast", "fortran"])  # fmt: skip
 def test_views_that_are_not_contiguous(view):
     x = view(sample("float64"))
     call = prepare(x)
@@ -144,19 +140,10 @@ def test_neighbours_in_one_buffer_are_not_copied():
     assert call.source == buffer.ctypes.data
 
 
-@pytest.mark.parametrize(
-    "out",
-    [
-        np.zeros((4, 3), np.float32),
-        np.zeros(12, np.float32),
-        np.zeros((3, 4)),
-        [0.0] * 12,
-        np.zeros((3, 4), ">f4"),
-        np.zeros((4, 3), np.float32).T,
-        np.zeros((3, 8), np.float32)[:, ::2],
-    ],
-    ids=["shape", "flat", "dtype", "list", "byte-order", "transposed", "strided"],
-)
+@pytest.mark.parametrize("out", [
+    np.zeros((4, 3), np.float32), np.zeros(12, np.float32), np.zeros((3, 4)), [0.0] * 12, np.zeros((3, 4), ">f4"),
+    np.zeros((4, 3), np.float32).T, np.zeros((3, 8), np.float32)[:, ::2],
+], ids=["shape", "flat", "dtype", "list", "byte-order", "transposed", "strided"])  # fmt: skip
 def test_refuses_an_out_that_does_not_fit(out):
     with pytest.raises(UnsupportedTensor, match="out: expected"):
         prepare(sample("float32"), out)
@@ -289,18 +276,14 @@ def test_lazily_negated_tensors_are_read_as_they_look(torch):
     assert seen(prepare(single)).tolist() == [-1.0]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda torch: torch.zeros(3, dtype=torch.int16), "dtype int16: expected float32"),
-        (lambda torch: torch.zeros(3, dtype=torch.complex64), "dtype complex64"),
-        (lambda torch: torch.zeros(3, dtype=torch.bool), "dtype bool"),
-        (lambda torch: torch.eye(3).to_sparse(), "sparse_coo tensor: expected a dense one in CPU memory"),
-        (lambda torch: torch.zeros(3, device="meta"), "meta tensor: expected a dense one in CPU memory"),
-        (lambda torch: torch.eye(3).to_sparse_csr(), "sparse_csr tensor: expected a dense one in CPU memory"),
-    ],
-    ids=["int16", "complex", "bool", "sparse", "meta", "csr"],
-)
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda torch: torch.zeros(3, dtype=torch.int16), "dtype int16: expected float32"),
+    (lambda torch: torch.zeros(3, dtype=torch.complex64), "dtype complex64"),
+    (lambda torch: torch.zeros(3, dtype=torch.bool), "dtype bool"),
+    (lambda torch: torch.eye(3).to_sparse(), "sparse_coo tensor: expected a dense one in CPU memory"),
+    (lambda torch: torch.zeros(3, device="meta"), "meta tensor: expected a dense one in CPU memory"),
+    (lambda torch: torch.eye(3).to_sparse_csr(), "sparse_csr tensor: expected a dense one in CPU memory"),
+], ids=["int16", "complex", "bool", "sparse", "meta", "csr"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_refuses_other_tensors(torch, make, words):
     with pytest.raises(UnsupportedTensor, match=words):

@@ -149,24 +149,20 @@ def test_joining_says_what_v1_cannot_protect_from(aggregator, caplog):
         handle.wait()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"world_size": 33}, "world size 33: v1 has a bit for each of 1 to 32 ranks"),
-        ({"rank": 2}, "rank 2 of 2"),
-        ({"payload_bytes": 512}, "payload of 512 bytes: expected one of 256, 1024"),
-        ({"slots": 8193}, "8193 slots: expected up to 8192"),
-        ({"wire": "int16"}, "wire int16: v1 knows nothing else than auto and int32"),
-        ({"transport": "shm"}, "transport shm: v1 knows nothing else than auto and udp"),
-        ({"sparse": "on"}, "sparse on: v1 knows nothing else than off and auto"),
-        ({"authenticate": True}, "authenticate: v1's packets carry no tags"),
-        ({"hierarchy": "node"}, "hierarchy: v1 knows single ranks only"),
-        ({"standby": "127.0.0.1:2"}, "v1 has one switch and no standbys"),
-        ({"protocol": "v3"}, "protocol 'v3': expected v2, or v1"),
-        ({"protocol": "v2:port=1"}, "protocol 'v2:port=1': expected"),
-        ({"protocol": "v1:port=0"}, "expected a time-out above 0 and a port from 1 to 65535"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"world_size": 33}, "world size 33: v1 has a bit for each of 1 to 32 ranks"), ({"rank": 2}, "rank 2 of 2"),
+    ({"payload_bytes": 512}, "payload of 512 bytes: expected one of 256, 1024"),
+    ({"slots": 8193}, "8193 slots: expected up to 8192"),
+    ({"wire": "int16"}, "wire int16: v1 knows nothing else than auto and int32"),
+    ({"transport": "shm"}, "transport shm: v1 knows nothing else than auto and udp"),
+    ({"sparse": "on"}, "sparse on: v1 knows nothing else than off and auto"),
+    ({"authenticate": True}, "authenticate: v1's packets carry no tags"),
+    ({"hierarchy": "node"}, "hierarchy: v1 knows single ranks only"),
+    ({"standby": "127.0.0.1:2"}, "v1 has one switch and no standbys"),
+    ({"protocol": "v3"}, "protocol 'v3': expected v2, or v1"),
+    ({"protocol": "v2:port=1"}, "protocol 'v2:port=1': expected"),
+    ({"protocol": "v1:port=0"}, "expected a time-out above 0 and a port from 1 to 65535"),
+])  # fmt: skip
 def test_options_that_v1_cannot_have(options, words):
     with pytest.raises(ConfigError) as caught:
         HostAgent.join("127.0.0.1:1", **{"job": "x", "rank": 0, "world_size": 2, "protocol": "v1"} | options)

@@ -158,17 +158,13 @@ def test_all_of_this_is_the_same_on_simple_switch(require_program):
         (2, ethernet(BROADCAST, ALICE[0], 0x0806, arp(1, ALICE, (0, OURS)) + bytes(18))),
         (0, ethernet(BROADCAST, ALICE[0], 0x0806, arp(1, ALICE, (0, BOB[1])))),
         (0, ethernet(SWITCH_MAC, ALICE[0], 0x0800, ipv4(ALICE[1], OURS, 1, echo(8, b"\xf7\xff" + bytes(51))))),
-        (0, ethernet(SWITCH_MAC, ALICE[0], 0x0800, ipv4(ALICE[1], OURS, 6, bytes(20)))),
-        (0, there),
-        (2, ethernet(ALICE[0], BOB[0], 0x86DD, b"anything")),
-        (0, there),
-        (2, there),
+        (0, ethernet(SWITCH_MAC, ALICE[0], 0x0800, ipv4(ALICE[1], OURS, 6, bytes(20)))), (0, there),
+        (2, ethernet(ALICE[0], BOB[0], 0x86DD, b"anything")), (0, there), (2, there),
         (3, udp(Datagram((*ALICE, 5000), (*BOB, UDP_PORT), bytes(i % 251 for i in range(1034))))),
         (port, aggregated[:24] + bytes([aggregated[24] ^ 1]) + aggregated[25:]),
-        *((port, aggregated[:length]) for length in (13, 33, 41, 60, 200)),
-        (port, aggregated),
+        *((port, aggregated[:length]) for length in (13, 33, 41, 60, 200)), (port, aggregated),
         job.frame(contribution(1, 800)),
-    ]
+    ]  # fmt: skip
     lines = p4_programming.commands([switch_itself(), job.changes(), loss_changes(3, 0, 1)])
     path = COMPILED / "switchml.json"
     sent, _, _ = simple_switch.run(*programs, path, lines, packets, PORTS)

@@ -86,10 +86,6 @@ def test_client(address, script, module, package):
     inserted, modified = saw.pop("inserted"), saw.pop("modified")
     assert len(inserted) == len(modified) == 1 and "send" in inserted[0] and "punt" in modified[0]
     assert saw == {
-        "primary": True,
-        "refused": "ALREADY_EXISTS",
-        "groups": [7],
-        "sessions": [5],
-        "packets": [[4, 0, 9, FRAME], [33, 1, 0, FRAME]],
-        "left": [],
-    }
+        "primary": True, "refused": "ALREADY_EXISTS", "groups": [7], "sessions": [5],
+        "packets": [[4, 0, 9, FRAME], [33, 1, 0, FRAME]], "left": [],
+    }  # fmt: skip

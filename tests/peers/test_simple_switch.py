@@ -42,16 +42,12 @@ HINTS = {name: AGGREGATION for name in NAMES if name.startswith("agg")} | {
     "checksums": {("ipv4", "ihl"): [5, 5, 6], ("ipv4", "protocol"): [17]},
     "loops": {("count", "n"): [0, 1, 4, 99, 100, 101, 255]},
     "multicast": {("group", "group"): [0, 1, 2, 3, 4], ("group", "mode"): [0, 1, 2, 3]},
-    "metadata": {("view", "mode"): [0, 1, 2, 3, 4, 5]},
-    "counters": {("flow", "index"): [0, 1, 31, 32]},
-    "meters": {("flow", "index"): [0, 15, 16]},
-    "registers": {("work", "index"): [0, 1, 15, 16]},
-    "control_flow": {("flow", "kind"): [0, 1, 2, 3]},
-    "stacks": {("eth", "type"): [0, 1, 2, 3, 4, 5]},
-    "exit": {("trace", "where"): [0, 1, 2, 3]},
-    "queues": {("queue", "port"): [0, 1, 7], ("queue", "priority"): [0, 1]},
+    "metadata": {("view", "mode"): [0, 1, 2, 3, 4, 5]}, "counters": {("flow", "index"): [0, 1, 31, 32]},
+    "meters": {("flow", "index"): [0, 15, 16]}, "registers": {("work", "index"): [0, 1, 15, 16]},
+    "control_flow": {("flow", "kind"): [0, 1, 2, 3]}, "stacks": {("eth", "type"): [0, 1, 2, 3, 4, 5]},
+    "exit": {("trace", "where"): [0, 1, 2, 3]}, "queues": {("queue", "port"): [0, 1, 7], ("queue", "priority"): [0, 1]},
     "truncate": {("cut", "length"): [0, 1, 14, 17, 60, 2000]},
-}
+}  # fmt: skip
 CHECKED = {"l3", "checksums"}  # most of their packets get a right IPv4 checksum
 
 

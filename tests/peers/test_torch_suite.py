@@ -18,15 +18,10 @@ RUNNER = Path(__file__).with_name("torch_suite.py")
 with Path(__file__).with_name("torch_suite.csv").open() as file:
     FAIL_FOR_GLOO = {row["case"] for row in csv.DictReader(file)}
 QUICK = (
-    "test_all_reduce_sum_async",
-    "test_all_reduce_coalesced_full_group_max",
-    "test_sparse_all_reduce_sum",
-    "test_all_gather",
-    "test_isend_torch_profiler",
-    "test_monitored_barrier_gloo_subgroup",
-    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
-    "test_get_backend",
-)
+    "test_all_reduce_sum_async", "test_all_reduce_coalesced_full_group_max", "test_sparse_all_reduce_sum",
+    "test_all_gather", "test_isend_torch_profiler", "test_monitored_barrier_gloo_subgroup",
+    "test_accumulate_gradients_no_sync_allreduce_with_then_hook", "test_get_backend",
+)  # fmt: skip
 """One or two of each kind."""
 
 pytestmark = [

@@ -74,13 +74,9 @@ def tshark(require_program, tmp_path):
         command = [program, "-X", f"lua_script:{SCRIPT}", "-r", str(capture), *arguments]
         # A home of its own: the user's preferences and plugins are not under test.
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            command, capture_output=True, text=True, timeout=60, check=False,
             env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
-        )
+        )  # fmt: skip
         if "switchml" in done.stderr and "neither a field nor a protocol" in done.stderr and "superuser" in done.stderr:
             pytest.skip("this tshark runs no Lua scripts as root")
         assert done.returncode == 0, done.stderr

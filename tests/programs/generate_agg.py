@@ -128,28 +128,20 @@ def program(style: str, lanes: int) -> str:
         total = "((hdr.data.{0} & LOW) + (old_{0} & LOW)) ^ ((hdr.data.{0} ^ old_{0}) & TOP)"
     else:
         total = "hdr.data.{0} + old_{0}"
-    add = "\n".join(
-        [
-            f"bit<{bits}> old_{{0}};",
-            "sum_{0}.read(old_{0}, slot);",
-            f"hdr.data.{{0}} = {total};",
-            "sum_{0}.write(slot, hdr.data.{0});",
-        ]
-    )
+    add = "\n".join([
+        f"bit<{bits}> old_{{0}};", "sum_{0}.read(old_{0}, slot);", f"hdr.data.{{0}} = {total};",
+        "sum_{0}.write(slot, hdr.data.{0});",
+    ])  # fmt: skip
 
     def lines(text: str, indent: int) -> str:
         return "\n".join(" " * indent + line for name in names for line in text.format(name).splitlines())
 
     return PROGRAM.format(
-        lanes=lanes,
-        style="2048 bits to a word" if wide else "a register each",
-        slots=SLOTS,
-        constants=CONSTANTS if wide else "",
-        fields=lines(f"bit<{bits}> {{0}};", 4),
+        lanes=lanes, style="2048 bits to a word" if wide else "a register each", slots=SLOTS,
+        constants=CONSTANTS if wide else "", fields=lines(f"bit<{bits}> {{0}};", 4),
         registers=lines(f"register<bit<{bits}>>({SLOTS}) sum_{{0}};", 4),
-        store=lines("sum_{0}.write(slot, hdr.data.{0});", 8),
-        add=lines(add, 8),
-    )
+        store=lines("sum_{0}.write(slot, hdr.data.{0});", 8), add=lines(add, 8),
+    )  # fmt: skip
 
 
 def main() -> None:

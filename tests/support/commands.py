@@ -13,14 +13,9 @@ from tests.support.ranks import environment
 def start(*arguments: str, **options) -> subprocess.Popen:
     """`switchml ARGUMENTS`; its output is text in pipes. `options`: of Popen."""
     return subprocess.Popen(
-        [sys.executable, "-m", "switchml", *arguments],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+        [sys.executable, "-m", "switchml", *arguments], env=environment(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
 
 
 def run(*arguments: str, timeout_s: float = 110) -> subprocess.CompletedProcess:

@@ -55,17 +55,9 @@ class Workers:
     """The sockets of one v2 job, and its job."""
 
     def __init__(
-        self,
-        dataplane,
-        bind,
-        job_id: int,
-        workers: int,
-        *,
-        slots: int = 16,
-        payload_bytes: int = 256,
-        job_tag: int | None = None,
-        isn: int = 0,
-    ):
+        self, dataplane, bind, job_id: int, workers: int, *, slots: int = 16, payload_bytes: int = 256,
+        job_tag: int | None = None, isn: int = 0,
+    ):  # fmt: skip
         self.sockets = [bind(address_of(job_id, rank)) for rank in range(workers)]
         self.to, self.slots, self.isn, self.lanes = dataplane.address, slots, isn, payload_bytes // 4
         self.job_tag = 1000 + job_id if job_tag is None else job_tag

@@ -37,18 +37,10 @@ def jobs(most: int, **others) -> st.SearchStrategy[Joined]:
 
 
 def ddp(
-    sizes: Sequence[float],
-    backward_s: Sequence[float],
-    *,
-    ranks: int = 2,
-    forward_s: float = 0.010,
-    optimizer_s: Sequence[float] = (0.001, 0.002),
-    fixed_s: float = 0.001,
-    bytes_per_s: float = 1e8,
-    caps: Sequence[float] = DDP_CAPS,
-    slowness: Sequence[float] = (),
-    waits_for_own: bool = False,
-) -> Joined:
+    sizes: Sequence[float], backward_s: Sequence[float], *, ranks: int = 2, forward_s: float = 0.010,
+    optimizer_s: Sequence[float] = (0.001, 0.002), fixed_s: float = 0.001, bytes_per_s: float = 1e8,
+    caps: Sequence[float] = DDP_CAPS, slowness: Sequence[float] = (), waits_for_own: bool = False,
+) -> Joined:  # fmt: skip
     """Forward, one backward op for each gradient, all-reduces of buckets on a stream of their own, then the optimizer.
     `waits_for_own`: each gradient's update waits for its own bucket only, as in graph-mode frameworks, and comes in
     the order in which the next forward pass needs it."""
@@ -99,17 +91,10 @@ def ddp(
     )
     played = replay(graph, costs)
     return Joined(
-        graph=graph,
-        costs=costs,
-        traces=[_trace(rank, ranks) for rank in range(ranks)],
-        event=np.arange(len(graph.ops)),
-        start_s=played.start_s,
-        end_s=played.end_s,
-        offset_s=np.zeros(ranks),
-        iteration=0,
-        iteration_s=played.makespan_s,
-        gradients=listed,
-    )
+        graph=graph, costs=costs, traces=[_trace(rank, ranks) for rank in range(ranks)],
+        event=np.arange(len(graph.ops)), start_s=played.start_s, end_s=played.end_s, offset_s=np.zeros(ranks),
+        iteration=0, iteration_s=played.makespan_s, gradients=listed,
+    )  # fmt: skip
 
 
 def _trace(rank: int, ranks: int) -> RankTrace:

@@ -67,35 +67,21 @@ class Recorder:
             return np.array([row.get(name, default) for row in rows], dtype)
 
         events = Events(
-            name=np.array([names.index(row["name"]) for row in rows], np.int32),
-            what=column("what", 0, np.int8),
-            lane=column("lane", 0, np.int32),
-            start_s=column("start_s", 0.0, np.float64),
+            name=np.array([names.index(row["name"]) for row in rows], np.int32), what=column("what", 0, np.int8),
+            lane=column("lane", 0, np.int32), start_s=column("start_s", 0.0, np.float64),
             duration_s=column("end_s", 0.0, np.float64) - column("start_s", 0.0, np.float64),
-            parent=np.array(parent, np.int32),
-            collective=column("collective", 0, np.int8),
-            group=column("group", NONE, np.int32),
-            sequence=column("sequence", NONE, np.int64),
-            peer=column("peer", NONE, np.int32),
-            bytes=column("bytes", 0.0, np.float64),
+            parent=np.array(parent, np.int32), collective=column("collective", 0, np.int8),
+            group=column("group", NONE, np.int32), sequence=column("sequence", NONE, np.int64),
+            peer=column("peer", NONE, np.int32), bytes=column("bytes", 0.0, np.float64),
             gradient=column("gradient", False, np.bool_),
-        )
+        )  # fmt: skip
         return RankTrace(
-            rank=self.rank,
-            world_size=self.world_size,
-            host=self.host,
-            source=Path(f"rank-{self.rank}.json"),
-            format="kineto",
-            epoch_s=self.epoch_s,
-            names=names,
-            lanes=self.lanes,
-            groups=[Group("0", tuple(range(self.world_size)))],
-            events=events,
+            rank=self.rank, world_size=self.world_size, host=self.host, source=Path(f"rank-{self.rank}.json"),
+            format="kineto", epoch_s=self.epoch_s, names=names, lanes=self.lanes,
+            groups=[Group("0", tuple(range(self.world_size)))], events=events,
             causes=np.array([(place[a], place[b]) for a, b in self.causes], np.int32).reshape(-1, 2),
-            steps=np.array(self.steps, np.float64).reshape(-1, 2),
-            backend="gloo",
-            wire=wire,
-        )
+            steps=np.array(self.steps, np.float64).reshape(-1, 2), backend="gloo", wire=wire,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,18 +103,10 @@ class Job:
 
 
 def ddp(
-    job: Job = Job(),
-    *,
-    ranks: int = 2,
-    iterations: int = 1,
-    slowness: Sequence[float] = (),
-    late_end: Sequence[float] = (),
-    clocks: Sequence[float] = (),
-    drifts: Sequence[float] = (),
-    jitter: float = 0.0,
-    seed: int = 0,
-    hosts: bool = False,
-) -> list[RankTrace]:
+    job: Job = Job(), *, ranks: int = 2, iterations: int = 1, slowness: Sequence[float] = (),
+    late_end: Sequence[float] = (), clocks: Sequence[float] = (), drifts: Sequence[float] = (), jitter: float = 0.0,
+    seed: int = 0, hosts: bool = False,
+) -> list[RankTrace]:  # fmt: skip
     """What profilers would see: `slowness` of each rank; `late_end`: milliseconds by which each rank's record of an
     all-reduce ends later; `clocks`: what each rank's clock is ahead, in seconds; `drifts`: seconds gained a second;
     `jitter`: of all-reduces' recorded ends, standard deviation in milliseconds."""

@@ -19,21 +19,9 @@ from host_agent import HostAgent
 from tests.support import launch, traced_jobs
 
 __all__ = [
-    "DistributedDataParallel",
-    "HostAgent",
-    "aggregator",
-    "batch",
-    "beside",
-    "dist",
-    "model",
-    "np",
-    "one_rank",
-    "pathlib",
-    "switch_with_a_route",
-    "torch",
-    "traces_of_a_job",
-    "training",
-]
+    "DistributedDataParallel", "HostAgent", "aggregator", "batch", "beside", "dist", "model", "np", "one_rank",
+    "pathlib", "switch_with_a_route", "torch", "traces_of_a_job", "training",
+]  # fmt: skip
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 batch = torch.ones(8, 64)

@@ -30,15 +30,9 @@ def encode(dtype, values, used, workers, finite_only=False, spare=0) -> list[int
     source = np.array(values, ELEMENT[dtype])
     lanes = np.full(reference.LANES[dtype] * source.size + spare, 0x55, LANE[dtype])
     fixedpoint.encode(
-        fixedpoint.FORMATS[dtype],
-        source.ctypes.data,
-        source.size,
-        lanes.ctypes.data,
-        lanes.size,
-        used,
-        room(dtype, workers),
-        finite_only,
-    )
+        fixedpoint.FORMATS[dtype], source.ctypes.data, source.size, lanes.ctypes.data, lanes.size, used,
+        room(dtype, workers), finite_only,
+    )  # fmt: skip
     return lanes.tolist()
 
 
@@ -47,14 +41,9 @@ def decode(dtype, sums, used, workers, divisor=1) -> tuple[np.ndarray, int]:
     lanes = np.array(sums, LANE[dtype])
     target = np.full(lanes.size // reference.LANES[dtype], 77, ELEMENT[dtype])
     misfits = fixedpoint.decode(
-        fixedpoint.FORMATS[dtype],
-        lanes.ctypes.data,
-        target.ctypes.data,
-        target.size,
-        used,
-        room(dtype, workers),
+        fixedpoint.FORMATS[dtype], lanes.ctypes.data, target.ctypes.data, target.size, used, room(dtype, workers),
         divisor,
-    )
+    )  # fmt: skip
     return target, misfits
 
 

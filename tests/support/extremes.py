@@ -26,15 +26,10 @@ from emulator.ranges import Range
 
 OUTSIDE = (-1, 0, 5e-324, 1e-300, 1e308, 10**9, 10**12, 2**63 - 1)
 CHOICES = {
-    "schedule": jobs.SCHEDULES,
-    "recompute": jobs.RECOMPUTE,
-    "precision": jobs.PRECISIONS,
-    "optimizer": jobs.OPTIMIZERS,
-    "allreduce": tuple(ALGORITHMS),
-    "hierarchy": tuple(HIERARCHIES),
-    "cp_exchange": jobs.CP_EXCHANGES,
+    "schedule": jobs.SCHEDULES, "recompute": jobs.RECOMPUTE, "precision": jobs.PRECISIONS, "optimizer": jobs.OPTIMIZERS,
+    "allreduce": tuple(ALGORITHMS), "hierarchy": tuple(HIERARCHIES), "cp_exchange": jobs.CP_EXCHANGES,
     "lora_targets": jobs.LORA_TARGETS,
-}
+}  # fmt: skip
 
 
 def number(rng: random.Random, kind: type, range: Range) -> float:
@@ -74,19 +69,13 @@ def description(seed: int, folder: Path) -> dict[str, Any]:
         return table(rng, cls, rng.choice((0.2, 0.5))) | more if rng.random() < chance else {}
 
     tables = {
-        "model": _model(rng, folder),
-        "cluster": _cluster(rng, folder),
-        "job": _job(rng),
-        "ignore_memory": rng.random() < 0.8,
-        "fold": rng.choice(("", "", "", "all", "tensor", "none")),
-        "codec": rng.choice(list(codecs.codecs())) if rng.random() < 0.1 else "",
-        "noise": sometimes(0.2, Noise),
-        "run": sometimes(0.2, Run),
-        "data": sometimes(0.2, Data, loader=rng.choice(list(LOADERS))),
-        "memory": sometimes(0.2, MemoryOptions),
-        "network": sometimes(0.2, Streaming),
+        "model": _model(rng, folder), "cluster": _cluster(rng, folder), "job": _job(rng),
+        "ignore_memory": rng.random() < 0.8, "fold": rng.choice(("", "", "", "all", "tensor", "none")),
+        "codec": rng.choice(list(codecs.codecs())) if rng.random() < 0.1 else "", "noise": sometimes(0.2, Noise),
+        "run": sometimes(0.2, Run), "data": sometimes(0.2, Data, loader=rng.choice(list(LOADERS))),
+        "memory": sometimes(0.2, MemoryOptions), "network": sometimes(0.2, Streaming),
         "switch": {name: float(value) for name, value in sometimes(0.2, Switch).items()},
-    }
+    }  # fmt: skip
     if tables["network"]:
         tables["job"]["allreduce"] = "switchml"
     return {name: value for name, value in tables.items() if value not in ("", {})}

@@ -50,16 +50,9 @@ class Forked:
     """
 
     def __init__(
-        self,
-        command: Sequence[object],
-        *,
-        preload: Sequence[str],
-        env: dict[str, str],
-        stdin: Any,
-        stdout: Any,
-        stderr: Any,
-        cwd: Path | None = None,
-    ):
+        self, command: Sequence[object], *, preload: Sequence[str], env: dict[str, str], stdin: Any, stdout: Any,
+        stderr: Any, cwd: Path | None = None,
+    ):  # fmt: skip
         self.args = [str(part) for part in command]
         request = {"command": self.args, "preload": preload, "env": env, "cwd": str(cwd or Path.cwd())}
         self._end, theirs = socket.socketpair()

@@ -148,17 +148,9 @@ class Aggregator(_Process):
 
     def __init__(self, *options: str, control_port: int = 0, data_port: int = 0):
         super().__init__(
-            "aggregator",
-            AGGREGATOR,
-            "-m",
-            "switchml",
-            "aggregate",
-            "--json",
-            f"--control-port={control_port}",
-            f"--data-port={data_port}",
-            "--events-port=0",
-            *options,
-        )
+            "aggregator", AGGREGATOR, "-m", "switchml", "aggregate", "--json", f"--control-port={control_port}",
+            f"--data-port={data_port}", "--events-port=0", *options,
+        )  # fmt: skip
         try:
             ready = self.next(START_S)
         except BaseException:

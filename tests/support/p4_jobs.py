@@ -58,17 +58,9 @@ class Job:
         v1 = s.protocol == 1
         addresses = tuple((f"10.{1 + self.number}.0.{1 + rank}", 0 if v1 else 5000 + rank) for rank in range(s.workers))
         return JobSpec(
-            self.number,
-            s.protocol,
-            s.workers,
-            8192 if v1 else s.slots,
-            s.payload_bytes,
-            addresses,
-            s.tag,
-            s.isn,
-            s.wire,
-            has_deadline=s.has_expiries or self.may_expire,
-        )
+            self.number, s.protocol, s.workers, 8192 if v1 else s.slots, s.payload_bytes, addresses, s.tag, s.isn,
+            s.wire, has_deadline=s.has_expiries or self.may_expire,
+        )  # fmt: skip
 
     @property
     def rows(self) -> int:

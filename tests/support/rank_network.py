@@ -65,20 +65,10 @@ class Network:
     """
 
     def __init__(
-        self,
-        calls: list[list[Call]],
-        *,
-        slots: int,
-        windows: list[int],
-        isn: int = 0,
-        weather: Weather = CLEAR,
-        seed: int = 0,
-        at_once: list[bool] | None = None,
-        histories: bool = True,
-        start_spread: int = 0,
-        collectives: bool = False,
-        large: int = 0,
-    ):
+        self, calls: list[list[Call]], *, slots: int, windows: list[int], isn: int = 0, weather: Weather = CLEAR,
+        seed: int = 0, at_once: list[bool] | None = None, histories: bool = True, start_spread: int = 0,
+        collectives: bool = False, large: int = 0,
+    ):  # fmt: skip
         n = len(calls)
         self.chooser, self.weather, self.calls, self.isn, self.slots = random.Random(seed), weather, calls, isn, slots
         wire = max(0 if call.dtype == "raw" else numbers.wire(call.dtype) for column in calls for call in column)
@@ -188,15 +178,9 @@ class Network:
                 key = (call.dtype, call.source.size)
                 history = self.histories[rank].setdefault(key, np.full(self.blocks, -128, np.int8))
             call.number = worker.start(
-                call.source.ctypes.data,
-                call.target.ctypes.data,
-                call.source.size if call.numel < 0 else call.numel,
-                call.dtype,
-                call.divisor,
-                history,
-                call.blocks,
-                call.collective,
-            )
+                call.source.ctypes.data, call.target.ctypes.data, call.source.size if call.numel < 0 else call.numel,
+                call.dtype, call.divisor, history, call.blocks, call.collective,
+            )  # fmt: skip
             self.started[rank] += 1
         return self.started[rank] > before
 
@@ -210,14 +194,9 @@ class Network:
         off = self.chooser.choice([-5, -2, -1, 2, 3, 1000]) * self.slots
         seq = (self.isn + int(state.slots["round"][slot]) * self.slots + slot + off) % 2**32
         header = struct.pack(
-            ">BbIHbb",
-            self.chooser.choice([0xC1, 0xC9, 0xC1, 0x81, 0xD1]),
-            self.chooser.randint(-128, 127),
-            seq,
-            TAG,
-            self.chooser.randint(-128, 127),
-            self.chooser.randint(0, 3),
-        )
+            ">BbIHbb", self.chooser.choice([0xC1, 0xC9, 0xC1, 0x81, 0xD1]), self.chooser.randint(-128, 127), seq, TAG,
+            self.chooser.randint(-128, 127), self.chooser.randint(0, 3),
+        )  # fmt: skip
         return header + self.chooser.randbytes(PAYLOAD)
 
     def check_end(self) -> None:

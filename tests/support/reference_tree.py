@@ -27,12 +27,8 @@ class ReferenceSwitch:
     def __init__(self, below, has_above: bool, workers: int, slots: int, payload_bytes: int, wire: int, job_tag: int,
                  isn: int):  # fmt: skip
         self.below, self.has_above, self.workers, self.job_tag, self.wire = (
-            list(below),
-            has_above,
-            workers,
-            job_tag,
-            wire,
-        )
+            list(below), has_above, workers, job_tag, wire,
+        )  # fmt: skip
         self.payload_bytes = payload_bytes
         self.pool = ReferencePoolV2(len(self.below), slots, payload_bytes, wire, job_tag, isn)
         self.kept: set[_Round] = set()  # those that have the result from above

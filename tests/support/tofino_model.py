@@ -69,13 +69,9 @@ class Model:
         self._free: dict[str, int] = {}
         self._errors = (folder / "errors").open("w+")
         self._process = subprocess.Popen(
-            [harness, "--observation-log", str(self._log), "-"],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=self._errors,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            [harness, "--observation-log", str(self._log), "-"], cwd=folder, stdin=subprocess.PIPE, stdout=self._errors,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
         self._say(*(f"load {path}" for path in (folder / "chip.bin", image / "tofino.bin", folder / "context.json")))
         for name, entries in own.items():  # the harness would add them, but knows no keys that are part of a field
             for entry in entries:

@@ -17,15 +17,9 @@ from emulator.traces.joined import GAP, Joined
 from tests.support.ddp_traces import Recorder
 
 WHAT_OF_KIND = {
-    Kind.COMPUTE: What.COMPUTE,
-    Kind.COLLECTIVE: What.COLLECTIVE,
-    Kind.SEND: What.SEND,
-    Kind.RECV: What.RECV,
-    Kind.LOAD: What.LOAD,
-    Kind.CODEC: What.CODEC,
-    Kind.COPY: What.COPY,
-    Kind.CHECKPOINT: What.CHECKPOINT,
-}
+    Kind.COMPUTE: What.COMPUTE, Kind.COLLECTIVE: What.COLLECTIVE, Kind.SEND: What.SEND, Kind.RECV: What.RECV,
+    Kind.LOAD: What.LOAD, Kind.CODEC: What.CODEC, Kind.COPY: What.COPY, Kind.CHECKPOINT: What.CHECKPOINT,
+}  # fmt: skip
 WHAT_OF_NAME = {"cudaLaunchKernel": What.LAUNCH, "cudaMalloc": What.LAUNCH, "cudaStreamSynchronize": What.SYNC}
 LANES = (("thread 1", LaneKind.HOST), ("stream 7", LaneKind.DEVICE), ("comm", LaneKind.TRANSPORT))
 
@@ -166,17 +160,9 @@ def traced(job: Job, iterations: int = 1, shown: int = 0, wire: dict[int, Wire] 
             index[op] = event
     chosen, gradients = played[shown]
     return Joined(
-        graph=chosen.graph,
-        costs=chosen.costs,
-        traces=traces,
-        event=index,
-        start_s=chosen.start_s,
-        end_s=chosen.end_s,
-        offset_s=np.zeros(job.ranks),
-        iteration=shown,
-        iteration_s=chosen.makespan_s,
-        gradients=gradients,
-    )
+        graph=chosen.graph, costs=chosen.costs, traces=traces, event=index, start_s=chosen.start_s, end_s=chosen.end_s,
+        offset_s=np.zeros(job.ranks), iteration=shown, iteration_s=chosen.makespan_s, gradients=gradients,
+    )  # fmt: skip
 
 
 def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[RankTrace, dict[int, int]]:
@@ -237,11 +223,6 @@ def wire_of(joined: Joined, rank: int, loss: float = 0.0, timeout_s: float = 0.0
     at_s, what, tensor, chunk = (np.array(column) for column in zip(*records, strict=True))
     zeros = np.zeros(len(at_s), np.int32)
     return Wire(
-        at_s=at_s,
-        what=what.astype(np.int8),
-        job=zeros,
-        tensor=tensor,
-        chunk=chunk,
-        version=zeros.astype(np.int8),
+        at_s=at_s, what=what.astype(np.int8), job=zeros, tensor=tensor, chunk=chunk, version=zeros.astype(np.int8),
         bytes=zeros + 1064,
-    )
+    )  # fmt: skip

@@ -67,13 +67,9 @@ class V1Client:
     def _open(self) -> None:
         ip = int(ipaddress.IPv4Address(self.ip))
         request = v1_pb2.UdpSessionRequest(
-            session_id=self.session_id,
-            rank=self.rank,
-            num_workers=WORKERS,
-            mac=self.mac,
-            ipv4=ip,
+            session_id=self.session_id, rank=self.rank, num_workers=WORKERS, mac=self.mac, ipv4=ip,
             packet_size=v1_pb2.MTU_256,
-        )
+        )  # fmt: skip
         self.answer = self._session.UdpSession(request, timeout=DEADLINE_S)
         assert self.answer.session_id == self.session_id
         assert str(ipaddress.IPv4Address(self.answer.ipv4)) == self.to[0]

@@ -170,14 +170,9 @@ def _v1(scenario: Scenario, f: dict, where: str) -> bytes:
     _exactly(f, V1_FIELDS, where)
     values = lanes(scenario, f["values"])
     header = struct.pack(
-        ">BBIHbb",
-        0x10 | {256: 1, 1024: 3}[scenario.payload_bytes],
-        f["job_number"],
-        f["tsi"],
-        f["set"] << 15 | f["slot"],
-        f["e0"],
-        f["e1"],
-    )
+        ">BBIHbb", 0x10 | {256: 1, 1024: 3}[scenario.payload_bytes], f["job_number"], f["tsi"],
+        f["set"] << 15 | f["slot"], f["e0"], f["e1"],
+    )  # fmt: skip
     return header + struct.pack(f">{len(values)}i", *values)
 
 

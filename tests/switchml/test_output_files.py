@@ -147,17 +147,11 @@ for name, writer in writers.items():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("page.gif", r"ends in .png, .svg, .pdf or .html"),
-        (".html", r"ends in"),
-        ("none/page.html", "no such folder: .*none"),
-        ("folder.html", "is a folder"),
-        ("sealed/page.html", "no right to write there"),
-        ("sealed.html", "no right to write there"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("page.gif", r"ends in .png, .svg, .pdf or .html"), (".html", r"ends in"),
+    ("none/page.html", "no such folder: .*none"), ("folder.html", "is a folder"),
+    ("sealed/page.html", "no right to write there"), ("sealed.html", "no right to write there"),
+])  # fmt: skip
 def test_what_cannot_be_written_is_known_beforehand(tmp_path, monkeypatch, name, message):
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "sealed").mkdir()

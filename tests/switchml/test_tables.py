@@ -12,12 +12,8 @@ from switchml.tables import Stream, Table, number, show, text
 from switchml.terminal import say
 
 COLUMNS = [
-    text("job"),
-    number("time", "ms"),
-    number("packets", drop=2),
-    text("remarks", drop=1),
-    number("none", drop=3),
-]
+    text("job"), number("time", "ms"), number("packets", drop=2), text("remarks", drop=1), number("none", drop=3),
+]  # fmt: skip
 
 
 def table() -> Table:

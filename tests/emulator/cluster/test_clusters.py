@@ -61,19 +61,14 @@ def test_a_fabric_of_another_kind_does_not_have_the_name_of_the_one_that_it_exte
     assert clusters.load(str(path)).between.title == "leaf-spine"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('extends = "a100-dgx"\nacelerator = "h100"', "did you mean accelerator"),
-        ('extends = "a100-dgx"\naccelerator = "h900"', "unknown accelerator 'h900'; did you mean h"),
-        ('extends = "a100-dgx"\n[between]\nkind = "leafspine"', "did you mean leaf-spine"),
-        ('extends = "a100-dgx"\n[between]\nport_bps = "fast"', "expected a number, not 'fast'"),
-        ('title = "x"', "lacks accelerator"),
-        ("title = ", "is not TOML"),
-        ('extends = "mine"', "extends itself"),
-        ('extends = "a100-dgx"\n[constants]\nspeed = 1.0', "unknown constant"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ('extends = "a100-dgx"\nacelerator = "h100"', "did you mean accelerator"),
+    ('extends = "a100-dgx"\naccelerator = "h900"', "unknown accelerator 'h900'; did you mean h"),
+    ('extends = "a100-dgx"\n[between]\nkind = "leafspine"', "did you mean leaf-spine"),
+    ('extends = "a100-dgx"\n[between]\nport_bps = "fast"', "expected a number, not 'fast'"),
+    ('title = "x"', "lacks accelerator"), ("title = ", "is not TOML"), ('extends = "mine"', "extends itself"),
+    ('extends = "a100-dgx"\n[constants]\nspeed = 1.0', "unknown constant"),
+])  # fmt: skip
 def test_mistakes_are_named(tmp_path, text, message):
     path = tmp_path / "mine.toml"
     path.write_text(text)

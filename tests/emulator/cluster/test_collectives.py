@@ -70,17 +70,10 @@ def test_a_rank_alone_pays_nothing():
         assert cost(DGX, operation, 1e9, place(1, 1, 8)).seconds == 0
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stride", "expected"),
-    [
-        (8, 1, GroupLayout(8, 1, 8, 1)),
-        (16, 1, GroupLayout(16, 2, 8, 2)),
-        (4, 2, GroupLayout(4, 1, 4, 1)),
-        (16, 4, GroupLayout(16, 8, 2, 8)),
-        (16, 8, GroupLayout(16, 16, 1, 16)),
-        (4, 16, GroupLayout(4, 4, 1, 8)),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "stride", "expected"), [
+    (8, 1, GroupLayout(8, 1, 8, 1)), (16, 1, GroupLayout(16, 2, 8, 2)), (4, 2, GroupLayout(4, 1, 4, 1)),
+    (16, 4, GroupLayout(16, 8, 2, 8)), (16, 8, GroupLayout(16, 16, 1, 16)), (4, 16, GroupLayout(4, 4, 1, 8)),
+])  # fmt: skip
 def test_places(ranks, stride, expected):
     assert place(ranks, stride, 8) == expected
 

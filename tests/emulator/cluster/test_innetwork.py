@@ -46,16 +46,9 @@ def test_loss_is_near_the_simulation(rate, slots, timeout_s, workers, expected):
         assert stream_s(cluster, 25e6, workers, rate / 8, Streaming(loss=loss)) / base == pytest.approx(times, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("operation", "payloads", "packets"),
-    [
-        ("all_reduce", 1, 1),
-        ("reduce", 1, 1),
-        ("broadcast", 1, 1),
-        ("reduce_scatter", 7 / 8, 1),
-        ("all_gather", 7 / 8, 1),
-    ],
-)
+@pytest.mark.parametrize(("operation", "payloads", "packets"), [
+    ("all_reduce", 1, 1), ("reduce", 1, 1), ("broadcast", 1, 1), ("reduce_scatter", 7 / 8, 1), ("all_gather", 7 / 8, 1),
+])  # fmt: skip
 def test_the_busier_direction_of_a_link(operation, payloads, packets):
     """Of each chunk, as docs/protocol.md, section 11 has it; both at once send what the other does not."""
     hosts = dataclasses.replace(star(), between=dataclasses.replace(DGX.between, ports_per_node=1, port_bps=10e9))

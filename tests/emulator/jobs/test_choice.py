@@ -32,26 +32,12 @@ def test_a_model_on_a_node_fits_and_names_what_was_chosen_beside_the_alternative
     assert second.startswith("instead: torch, tp 1 x pp 1 x dp 8, zero 3") and second.endswith("GiB")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"precision": "fp8"},
-        {"implementation": "composer"},
-        {"implementation": "megatron"},
-        {"tp": 8},
-        {"tp": 1, "zero": 3},
-        {"zero": 2},
-        {"pp": 4},
-        {"micro_batch": 4},
-        {"recompute": "full"},
-        {"batch": 64},
-        {"batch": 64, "tp": 4, "recompute": "none", "sequence_parallel": False},
-        {"schedule": "gpipe", "pp": 2},
-        {"gradient_bytes": 4},
-        {"overlap": False},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("given", [
+    {"precision": "fp8"}, {"implementation": "composer"}, {"implementation": "megatron"}, {"tp": 8},
+    {"tp": 1, "zero": 3}, {"zero": 2}, {"pp": 4}, {"micro_batch": 4}, {"recompute": "full"}, {"batch": 64},
+    {"batch": 64, "tp": 4, "recompute": "none", "sequence_parallel": False}, {"schedule": "gpipe", "pp": 2},
+    {"gradient_bytes": 4}, {"overlap": False},
+], ids=str)  # fmt: skip
 def test_what_is_given_is_kept(given):
     asked = chosen(**given)
     assert {name: getattr(asked.job, name) for name in given} == given
@@ -59,24 +45,16 @@ def test_what_is_given_is_kept(given):
     assert emulate(asked).iteration_s > 0
 
 
-@pytest.mark.parametrize(
-    ("job", "model", "cluster", "implementation"),
-    [
-        ({"zero": 3}, "llama3-8b", "h100-dgx", "torch"),
-        ({"zero": 3}, "mpt-7b", "a100-dgx", "composer"),
-        ({"zero": 3, "precision": "fp8"}, "llama3-8b", "h100-dgx", "compiled"),
-        ({"tp": 8}, "llama3-8b", "h100-dgx", "megatron-core"),
-        ({"tp": 8}, "mpt-7b", "a100-dgx", "megatron-core"),
-        ({"tp": 4, "zero": 3}, "llama3-8b", "h100-dgx", "torch"),
-        ({"tp": 8}, "gpt3-6.7b", "a100-dgx", "megatron"),
-        ({"pp": 4}, "gpt3-6.7b", "a100-dgx", "megatron"),
-        ({"tp": 1, "overlap": False}, "gpt3-1.3b", "a100-dgx", "megatron"),
-        ({}, "gpt2-124m", "a100-dgx", "torch"),
-        ({}, "bert-large", "a100-dgx", "torch"),
-        ({"gpus": 1}, "gpt2-124m", "h100-dgx", "torch"),
-        ({"zero": 1}, "llama3-8b", "h100-dgx", "megatron-core"),
-    ],
-)
+@pytest.mark.parametrize(("job", "model", "cluster", "implementation"), [
+    ({"zero": 3}, "llama3-8b", "h100-dgx", "torch"), ({"zero": 3}, "mpt-7b", "a100-dgx", "composer"),
+    ({"zero": 3, "precision": "fp8"}, "llama3-8b", "h100-dgx", "compiled"),
+    ({"tp": 8}, "llama3-8b", "h100-dgx", "megatron-core"), ({"tp": 8}, "mpt-7b", "a100-dgx", "megatron-core"),
+    ({"tp": 4, "zero": 3}, "llama3-8b", "h100-dgx", "torch"), ({"tp": 8}, "gpt3-6.7b", "a100-dgx", "megatron"),
+    ({"pp": 4}, "gpt3-6.7b", "a100-dgx", "megatron"),
+    ({"tp": 1, "overlap": False}, "gpt3-1.3b", "a100-dgx", "megatron"), ({}, "gpt2-124m", "a100-dgx", "torch"),
+    ({}, "bert-large", "a100-dgx", "torch"), ({"gpus": 1}, "gpt2-124m", "h100-dgx", "torch"),
+    ({"zero": 1}, "llama3-8b", "h100-dgx", "megatron-core"),
+])  # fmt: skip
 def test_implementation_by_what_the_job_says(job, model, cluster, implementation):
     assert chosen(model, cluster, **job).job.implementation == implementation
 
@@ -90,18 +68,12 @@ def test_precision_by_accelerator(cluster, precision, gradient_bytes):
     assert (job.precision, job.gradient_bytes) == (precision, gradient_bytes)
 
 
-@pytest.mark.parametrize(
-    ("job", "gradient_bytes"),
-    [
-        ({"implementation": "megatron"}, 4),
-        ({"implementation": "megatron-core", "precision": "fp8"}, 4),
-        ({"implementation": "megatron", "precision": "fp16"}, 2),
-        ({"implementation": "megatron-core", "zero": 3}, 2),
-        ({"implementation": "torch", "zero": 0, "model": "gpt2-124m"}, 2),
-        ({"implementation": "megatron-core", "gradient_bytes": 2}, 2),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("job", "gradient_bytes"), [
+    ({"implementation": "megatron"}, 4), ({"implementation": "megatron-core", "precision": "fp8"}, 4),
+    ({"implementation": "megatron", "precision": "fp16"}, 2), ({"implementation": "megatron-core", "zero": 3}, 2),
+    ({"implementation": "torch", "zero": 0, "model": "gpt2-124m"}, 2),
+    ({"implementation": "megatron-core", "gradient_bytes": 2}, 2),
+], ids=str)  # fmt: skip
 def test_megatron_adds_gradients_up_in_fp32(job, gradient_bytes):
     asked = chosen(job.pop("model", "llama3-8b"), **job, **({} if "zero" in job else {"tp": 4}))
     assert asked.job.gradient_bytes == gradient_bytes
@@ -112,14 +84,8 @@ def test_megatron_adds_gradients_up_in_fp32(job, gradient_bytes):
 def test_where_gradients_in_fp32_do_not_fit_they_are_half_as_large():
     """Before anything is recomputed; who asks for them, and leaves nothing else open, is told."""
     split = {
-        "gpus": 64,
-        "tp": 4,
-        "pp": 8,
-        "virtual_stages": 5,
-        "schedule": "interleaved",
-        "batch": 128,
-        "sequence": 8192,
-    }
+        "gpus": 64, "tp": 4, "pp": 8, "virtual_stages": 5, "schedule": "interleaved", "batch": 128, "sequence": 8192,
+    }  # fmt: skip
     split |= {"micro_batch": 1, "zero": 1, "precision": "fp8", "implementation": "megatron-core", "attention": "fa3"}
     asked = chosen("llama3-70b", **split)
     assert (asked.job.gradient_bytes, asked.job.recompute) == (2, "none")

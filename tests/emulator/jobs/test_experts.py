@@ -42,18 +42,13 @@ def test_expert_groups_are_folded_over_tensor_and_data_parallel_ranks():
     assert Job(gpus=256, tp=2, pp=8, ep=8, etp=1, sequence_parallel=True).expert_dp == 4
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"ep": 64}, r"16 ranks of a stage \(tp 1 x dp 16\) can't be split into 64"),
-        ({"ep": 16, "tp": 2}, "take sequence-parallel"),
-        ({"ep": 2, "tp": 4, "etp": 3}, "etp 3 is no divisor of the 4"),
-        ({"dispatcher": "pigeons"}, "pigeons"),
-        ({"overlap_experts": True}, "take ep of at least 2"),
-        ({"overlap_experts": True, "ep": 2, "recompute": "full"}, "no full recompute"),
-        ({"overlap_experts": True, "ep": 2, "pp": 2}, "virtual-stages of at least 2"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"ep": 64}, r"16 ranks of a stage \(tp 1 x dp 16\) can't be split into 64"),
+    ({"ep": 16, "tp": 2}, "take sequence-parallel"), ({"ep": 2, "tp": 4, "etp": 3}, "etp 3 is no divisor of the 4"),
+    ({"dispatcher": "pigeons"}, "pigeons"), ({"overlap_experts": True}, "take ep of at least 2"),
+    ({"overlap_experts": True, "ep": 2, "recompute": "full"}, "no full recompute"),
+    ({"overlap_experts": True, "ep": 2, "pp": 2}, "virtual-stages of at least 2"),
+])  # fmt: skip
 def test_what_can_not_be_is_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
         job(**wrong)

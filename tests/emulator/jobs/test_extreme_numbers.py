@@ -17,14 +17,11 @@ SECONDS = 3.0
 MEMORY_BYTES = 500e6
 
 
-@pytest.mark.parametrize(
-    ("job", "error"),
-    [
-        ({"gpus": 8, "pp": 8, "batch": 10**8, "micro_batch": 1}, "operations; playing them needs more than"),
-        ({"gpus": 8, "batch": 10**8, "micro_batch": 1, "zero": 3}, "operations; playing them needs more than"),
-        ({"gpus": 10**6, "bucket_bytes": 1}, "operations; playing them needs more than"),
-    ],
-)
+@pytest.mark.parametrize(("job", "error"), [
+    ({"gpus": 8, "pp": 8, "batch": 10**8, "micro_batch": 1}, "operations; playing them needs more than"),
+    ({"gpus": 8, "batch": 10**8, "micro_batch": 1, "zero": 3}, "operations; playing them needs more than"),
+    ({"gpus": 10**6, "bucket_bytes": 1}, "operations; playing them needs more than"),
+])  # fmt: skip
 def test_what_is_too_large_is_refused_before_it_is_made(job, error):
     with pytest.raises(ConfigError, match=error):
         emulate(request({**LARGE, "job": job}), memory_budget_bytes=20e6)
@@ -65,14 +62,8 @@ def test_candidates_with_tiny_buckets_are_ranked_without_their_graphs(monkeypatc
 
 def test_layers_are_limited_before_candidates_are_costed(tmp_path):
     sizes = {
-        "title": "'t'",
-        "source": "'s'",
-        "layers": 10_000,
-        "hidden": 64,
-        "heads": 2,
-        "vocabulary": 99,
-        "sequence": 8,
-    }
+        "title": "'t'", "source": "'s'", "layers": 10_000, "hidden": 64, "heads": 2, "vocabulary": 99, "sequence": 8,
+    }  # fmt: skip
     (tmp_path / "deep.toml").write_text("\n".join(f"{name} = {value}" for name, value in sizes.items()))
     with pytest.raises(ConfigError, match="layers is 10000; expected 1 to 1,000"):
         request({"model": str(tmp_path / "deep.toml")})

@@ -20,21 +20,13 @@ def test_an_interval_holds_the_prediction_and_names_its_rows():
     assert "one node" in of(Job(gpus=8, tp=8, batch=8)).basis
 
 
-@pytest.mark.parametrize(
-    ("job", "model", "cluster", "reason"),
-    [
-        (Job(gpus=131072, tp=8, batch=16384), "gpt3-13b", "a100-dgx", "more than 3,072 accelerators"),
-        (Job(gpus=8), "gpt3-13b", "frontier", "AMD MI250X"),
-        (Job(gpus=8), "mixtral-8x7b", "a100-dgx", "experts on NVIDIA A100"),
-        (
-            Job(gpus=8, implementation="torch"),
-            "gpt3-13b",
-            "a100-dgx",
-            "PyTorch, eager in fp16, zero 0, cp 1, attention",
-        ),
-        (Job(gpus=8, schedule="gpipe", pp=2), "gpt3-13b", "a100-dgx", "schedule gpipe"),
-    ],
-)
+@pytest.mark.parametrize(("job", "model", "cluster", "reason"), [
+    (Job(gpus=131072, tp=8, batch=16384), "gpt3-13b", "a100-dgx", "more than 3,072 accelerators"),
+    (Job(gpus=8), "gpt3-13b", "frontier", "AMD MI250X"),
+    (Job(gpus=8), "mixtral-8x7b", "a100-dgx", "experts on NVIDIA A100"),
+    (Job(gpus=8, implementation="torch"), "gpt3-13b", "a100-dgx", "PyTorch, eager in fp16, zero 0, cp 1, attention"),
+    (Job(gpus=8, schedule="gpipe", pp=2), "gpt3-13b", "a100-dgx", "schedule gpipe"),
+])  # fmt: skip
 def test_jobs_unlike_the_measured_ones_say_so_and_get_the_spread_of_what_was_new(job, model, cluster, reason):
     one = of(job, model, cluster)
     assert f"no measured job is like this one ({reason}" in one.basis

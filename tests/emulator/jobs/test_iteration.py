@@ -219,20 +219,17 @@ def test_sparse_models_gain_from_leaving_zero_blocks_out():
     assert dense / sparse > 5
 
 
-@pytest.mark.parametrize(
-    ("model", "settings", "message"),
-    [
-        (GPT, dict(gpus=8, tp=3), "can't be split into 3 x 1"),
-        (GPT, dict(gpus=16, pp=16), "12 layers can't be split into 16 stages"),
-        (GPT, dict(gpus=5, pp=5, batch=5, schedule="interleaved", virtual_stages=3), "into 15 pieces"),
-        (GPT, dict(gpus=32, tp=32), "16 heads .16 of keys. can't be split over tp 32"),
-        (GPT, dict(gpus=2, batch=3), "batch 3 is not divisible by 2"),
-        (GPT, dict(gpus=2, schedule="interleaved"), "go together"),
-        (GPT, dict(gpus=2, schedule="interleaved", virtual_stages=2), "at least 2 pipeline stages"),
-        (GPT, dict(gpus=2, schedule="1b1f"), "did you mean 1f1b"),
-        (models.load("vgg16"), dict(gpus=2, tp=2), "data-parallel only, but tp is 2"),
-    ],
-)
+@pytest.mark.parametrize(("model", "settings", "message"), [
+    (GPT, dict(gpus=8, tp=3), "can't be split into 3 x 1"),
+    (GPT, dict(gpus=16, pp=16), "12 layers can't be split into 16 stages"),
+    (GPT, dict(gpus=5, pp=5, batch=5, schedule="interleaved", virtual_stages=3), "into 15 pieces"),
+    (GPT, dict(gpus=32, tp=32), "16 heads .16 of keys. can't be split over tp 32"),
+    (GPT, dict(gpus=2, batch=3), "batch 3 is not divisible by 2"),
+    (GPT, dict(gpus=2, schedule="interleaved"), "go together"),
+    (GPT, dict(gpus=2, schedule="interleaved", virtual_stages=2), "at least 2 pipeline stages"),
+    (GPT, dict(gpus=2, schedule="1b1f"), "did you mean 1f1b"),
+    (models.load("vgg16"), dict(gpus=2, tp=2), "data-parallel only, but tp is 2"),
+])  # fmt: skip
 def test_what_can_not_be_is_refused(model, settings, message):
     with pytest.raises(ConfigError, match=message):
         plan(model, Job(**settings), DGX)

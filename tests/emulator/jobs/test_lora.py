@@ -77,15 +77,11 @@ def test_published_rows():
     assert 32 * 4096 / took_s / 8 == pytest.approx(2643, rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("model", "changes", "message"),
-    [
-        ("llama3-8b", {"zero": 3}, "take zero 0 to 2"),
-        ("llama3-8b", {"tp": 2, "lora_targets": "all"}, "take lora-targets qkv, or tp 1"),
-        ("mixtral-8x7b", {}, "adapters .lora. are not modelled"),
-        ("vgg16", {}, "is no transformer"),
-    ],
-)
+@pytest.mark.parametrize(("model", "changes", "message"), [
+    ("llama3-8b", {"zero": 3}, "take zero 0 to 2"),
+    ("llama3-8b", {"tp": 2, "lora_targets": "all"}, "take lora-targets qkv, or tp 1"),
+    ("mixtral-8x7b", {}, "adapters .lora. are not modelled"), ("vgg16", {}, "is no transformer"),
+])  # fmt: skip
 def test_what_is_not_modelled_is_refused(model, changes, message):
     with pytest.raises(ConfigError, match=message):
         Job(lora=RANK, **changes).fit(models.load(model))

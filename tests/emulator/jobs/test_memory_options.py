@@ -57,15 +57,12 @@ def test_what_layers_keep_is_compressed_and_nothing_else():
     assert packed.weights == plain.weights and packed.temporary == plain.temporary
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: memory_options.samo_bytes(1, 1.5),
-        lambda: memory_options.comet_bytes(1, 0.5),
-        lambda: memory_options.offload_bytes(1, 0),
-        lambda: memory_options.offload_step(1, 1, copy_bytes_per_s=0, adam_parameters_per_s=1),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    lambda: memory_options.samo_bytes(1, 1.5),
+    lambda: memory_options.comet_bytes(1, 0.5),
+    lambda: memory_options.offload_bytes(1, 0),
+    lambda: memory_options.offload_step(1, 1, copy_bytes_per_s=0, adam_parameters_per_s=1),
+])  # fmt: skip
 def test_nonsense_is_refused(call):
     with pytest.raises(ConfigError):
         call()

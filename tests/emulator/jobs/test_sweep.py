@@ -20,42 +20,26 @@ def double(options):
     return {"iteration_s": 2.0 * options["gpus"], "parts": {"compute": 1.5}}
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "values"),
-    [
-        ("gpus=64:8192:2x", "gpus", [64, 128, 256, 512, 1024, 2048, 4096, 8192]),
-        ("gpus=64:1000:2x", "gpus", [64, 128, 256, 512]),
-        ("micro-batch=1:8:3", "micro-batch", [1, 4, 7]),
-        ("loss=0.001:0.004:0.001", "loss", [0.001, 0.002, 0.003, 0.004]),
-        ("allreduce=ring,switchml", "allreduce", ["ring", "switchml"]),
-        ("rate = 1e9, 2.5", "rate", [1_000_000_000, 2.5]),
-        ("tp=8", "tp", [8]),
-        ("codec=none,topk:ratio=0.01", "codec", ["none", "topk:ratio=0.01"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "name", "values"), [
+    ("gpus=64:8192:2x", "gpus", [64, 128, 256, 512, 1024, 2048, 4096, 8192]),
+    ("gpus=64:1000:2x", "gpus", [64, 128, 256, 512]), ("micro-batch=1:8:3", "micro-batch", [1, 4, 7]),
+    ("loss=0.001:0.004:0.001", "loss", [0.001, 0.002, 0.003, 0.004]),
+    ("allreduce=ring,switchml", "allreduce", ["ring", "switchml"]), ("rate = 1e9, 2.5", "rate", [1_000_000_000, 2.5]),
+    ("tp=8", "tp", [8]), ("codec=none,topk:ratio=0.01", "codec", ["none", "topk:ratio=0.01"]),
+])  # fmt: skip
 def test_axes(text, name, values):
     axis = parse_axis(text)
     assert axis.name == name
     assert axis.values == pytest.approx(values) if isinstance(values[0], float) else axis.values == values
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gpus", "expected NAME=A,B"),
-        ("gpus=", "expected NAME=A,B"),
-        ("=1,2", "expected NAME=A,B"),
-        ("gpus=1:2", "expected FROM:TO:STEP"),
-        ("gpus=1:many:2x", "expected FROM:TO:STEP"),
-        ("gpus=64:8192:1x", "never end"),
-        ("gpus=0:8:2x", "never end"),
-        ("gpus=8:1:1", "never end"),
-        ("gpus=1:8:0", "never end"),
-        ("gpus=1:1e9:1", "more than 100000 values"),
-        ("allreduce=ring,,tree", "empty value"),
-        ("allreduce=ring,ring", "twice"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("gpus", "expected NAME=A,B"), ("gpus=", "expected NAME=A,B"), ("=1,2", "expected NAME=A,B"),
+    ("gpus=1:2", "expected FROM:TO:STEP"), ("gpus=1:many:2x", "expected FROM:TO:STEP"),
+    ("gpus=64:8192:1x", "never end"), ("gpus=0:8:2x", "never end"), ("gpus=8:1:1", "never end"),
+    ("gpus=1:8:0", "never end"), ("gpus=1:1e9:1", "more than 100000 values"), ("allreduce=ring,,tree", "empty value"),
+    ("allreduce=ring,ring", "twice"),
+])  # fmt: skip
 def test_axes_that_make_no_sense(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_axis(text)

@@ -74,18 +74,13 @@ def test_rows_of_shapes_that_no_fit_has_seen():
     assert predicted == pytest.approx(wanted, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "text, says",
-    [
-        ("", "rows"),
-        ("[1]", "rows"),
-        ('{"what": "gem"}', "what is 'gem'; expected gemm, attention, op, device"),
-        ('{"what": "op", "op": "add", "rows": 8, "cols": 8, "time_s": 0}', "row 1: time_s is 0; expected a number"),
-        ('{"what": "op", "op": "add", "rows": 8, "cols": 8, "time_s": 1}', "no built-in accelerator"),
-        ('{"what": "op", "rows": 8, "cols": 8, "time_s": 1}', "op is None; expected a text"),
-        ('{"what": "gemm", "m": 8, "n": 8, "k": 8, "time_s": 1, "dtype": "int8"}', "dtype is 'int8'; expected"),
-    ],
-)
+@pytest.mark.parametrize("text, says", [
+    ("", "rows"), ("[1]", "rows"), ('{"what": "gem"}', "what is 'gem'; expected gemm, attention, op, device"),
+    ('{"what": "op", "op": "add", "rows": 8, "cols": 8, "time_s": 0}', "row 1: time_s is 0; expected a number"),
+    ('{"what": "op", "op": "add", "rows": 8, "cols": 8, "time_s": 1}', "no built-in accelerator"),
+    ('{"what": "op", "rows": 8, "cols": 8, "time_s": 1}', "op is None; expected a text"),
+    ('{"what": "gemm", "m": 8, "n": 8, "k": 8, "time_s": 1, "dtype": "int8"}', "dtype is 'int8'; expected"),
+])  # fmt: skip
 def test_rows_that_are_none(tmp_path, text, says):
     path = tmp_path / "rows.json"
     path.write_text(text)
@@ -112,15 +107,12 @@ def test_the_command_and_its_file(tmp_path):
     assert "softmax 8192 x 4096" in shown.output and "matrix products, bfloat16" in shown.output
 
 
-@pytest.mark.parametrize(
-    "text, says",
-    [
-        ('[accelerator]\nextends = "h300"', "unknown accelerator 'h300'"),
-        ("[cluster]", r"expected one table, \[accelerator\]"),
-        ('[accelerator]\nextends = "h100"\nmemory_bytes = 0', "memory_bytes is 0"),
-        ('[accelerator]\ntitle = "mine"', "lacks source, flops"),
-    ],
-)
+@pytest.mark.parametrize("text, says", [
+    ('[accelerator]\nextends = "h300"', "unknown accelerator 'h300'"),
+    ("[cluster]", r"expected one table, \[accelerator\]"),
+    ('[accelerator]\nextends = "h100"\nmemory_bytes = 0', "memory_bytes is 0"),
+    ('[accelerator]\ntitle = "mine"', "lacks source, flops"),
+])  # fmt: skip
 def test_accelerator_files_that_are_none(tmp_path, text, says):
     path = tmp_path / "mine.toml"
     path.write_text(text)

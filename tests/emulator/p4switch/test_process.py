@@ -74,19 +74,14 @@ def test_versions():
 
 
 @pytest.mark.slow(keep=2)
-@pytest.mark.parametrize(
-    ("args", "code", "message"),
-    [
-        ([], 2, "which program"),
-        (["nonsense.json"], 1, "can't read the program nonsense.json"),
-        (["-i", "veth0", "l3.json"], 1, "not a port"),
-        (["--pcap=nonsense", "l3.json"], 1, "no directory"),
-        (["--log-console", "--log-file", "x", "l3.json"], 1, "can't be combined"),
-        (["--log-file", "nonsense/x", "l3.json"], 1, "--log-file nonsense/x.txt: No such file or directory"),
-        (["--use-files", "0", "-i", "0@nonsense", "l3.json"], 1, "can't read nonsense_in.pcap"),
-        (["--restore-state", "nonsense", "l3.json"], 1, "can't read nonsense: No such file"),
-    ],
-)
+@pytest.mark.parametrize(("args", "code", "message"), [
+    ([], 2, "which program"), (["nonsense.json"], 1, "can't read the program nonsense.json"),
+    (["-i", "veth0", "l3.json"], 1, "not a port"), (["--pcap=nonsense", "l3.json"], 1, "no directory"),
+    (["--log-console", "--log-file", "x", "l3.json"], 1, "can't be combined"),
+    (["--log-file", "nonsense/x", "l3.json"], 1, "--log-file nonsense/x.txt: No such file or directory"),
+    (["--use-files", "0", "-i", "0@nonsense", "l3.json"], 1, "can't read nonsense_in.pcap"),
+    (["--restore-state", "nonsense", "l3.json"], 1, "can't read nonsense: No such file"),
+])  # fmt: skip
 def test_what_it_refuses(args, code, message):
     done = run(*args, "--thrift-port", "0", cwd=PATHS["l3"].parent)
     assert done.returncode == code

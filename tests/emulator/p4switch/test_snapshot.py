@@ -75,17 +75,14 @@ def test_wide_registers_meters_groups_and_sessions(program):
     assert restored(meters).meters[0].get_rates(1) == [(0.5, 10), (1.0, 20)]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda saved: saved.update(program_md5="0"),
-        lambda saved: saved.pop("tables"),
-        lambda saved: saved["registers"].update(nothing={"0": 1}),
-        lambda saved: saved["registers"].update({"MyIngress.sums": {"99": 1}}),
-        lambda saved: saved["mirroring"].update(x=[1, 2]),
-        lambda saved: saved.update(tables={"nothing": []}),
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    lambda saved: saved.update(program_md5="0"),
+    lambda saved: saved.pop("tables"),
+    lambda saved: saved["registers"].update(nothing={"0": 1}),
+    lambda saved: saved["registers"].update({"MyIngress.sums": {"99": 1}}),
+    lambda saved: saved["mirroring"].update(x=[1, 2]),
+    lambda saved: saved.update(tables={"nothing": []}),
+])  # fmt: skip
 def test_a_damaged_text_leaves_a_fresh_state(program, damage):
     state = State(program("registers"))
     saved = json.loads(save(state))

@@ -43,17 +43,10 @@ def test_decimal_stars_are_refused():
         ternary("1*", 8)
 
 
-@pytest.mark.parametrize(
-    ("expected", "data", "is_right"),
-    [
-        ("0102", b"\1\2\3", True),
-        ("0102$", b"\1\2\3", False),
-        ("0102$", b"\1\2", True),
-        ("010203", b"\1\2", False),
-        ("0*02", b"\x0f\2", True),
-        ("0*02", b"\x1f\2", False),
-    ],
-)
+@pytest.mark.parametrize(("expected", "data", "is_right"), [
+    ("0102", b"\1\2\3", True), ("0102$", b"\1\2\3", False), ("0102$", b"\1\2", True), ("010203", b"\1\2", False),
+    ("0*02", b"\x0f\2", True), ("0*02", b"\x1f\2", False),
+])  # fmt: skip
 def test_expected_packets(expected, data, is_right):
     assert stf.fits(expected, data) == is_right
 
@@ -96,20 +89,16 @@ def test_priorities_are_turned_round(program):
     assert priorities == [9995, 9991]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (f"packet 1 {FRAME}\nexpect 1 ff", "port 1, packet 0: expected ff"),
-        (f"packet 1 {FRAME}\nexpect 1 01\nexpect 1 01", "port 1: 2 packets expected, 1 came"),
-        (f"packet 1 {FRAME}", "port 1: 0 packets expected, 1 came"),
-        ("expect 4", "port 4: 1 packets expected, 0 came"),
-        ("add tbl_value_set37 nonsense act()", "line 1: add: 'nonsense' is not `key:value`"),
-        ("expct 1 00", "line 1: expct: there is no such statement; did you mean expect?"),
-        ("check_counter c($nobody)", "no entry was added with the id 'nobody'"),
-        ("add t " + 5000 * "a:1 " + "act()", "characters; expected 4,096 at most"),
-        ("check_counter " + 5000 * "(", "characters; expected 4,096 at most"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    (f"packet 1 {FRAME}\nexpect 1 ff", "port 1, packet 0: expected ff"),
+    (f"packet 1 {FRAME}\nexpect 1 01\nexpect 1 01", "port 1: 2 packets expected, 1 came"),
+    (f"packet 1 {FRAME}", "port 1: 0 packets expected, 1 came"), ("expect 4", "port 4: 1 packets expected, 0 came"),
+    ("add tbl_value_set37 nonsense act()", "line 1: add: 'nonsense' is not `key:value`"),
+    ("expct 1 00", "line 1: expct: there is no such statement; did you mean expect?"),
+    ("check_counter c($nobody)", "no entry was added with the id 'nobody'"),
+    ("add t " + 5000 * "a:1 " + "act()", "characters; expected 4,096 at most"),
+    ("check_counter " + 5000 * "(", "characters; expected 4,096 at most"),
+])  # fmt: skip
 def test_what_fails(program, text, problem):
     report = stf.run(program("value_set"), text)
     assert not report.has_passed
@@ -122,19 +111,10 @@ def test_what_the_control_plane_refuses_is_a_warning(program):
     assert report.warnings[0].startswith("line 1: ")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "fly",
-        "add",
-        "add nowhere a:1 b()",
-        "register_write nowhere 0 0",
-        "packet",
-        "packet one 00",
-        "packet 1 0g",
-        "packet 1 012",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "fly", "add", "add nowhere a:1 b()", "register_write nowhere 0 0", "packet", "packet one 00", "packet 1 0g",
+    "packet 1 012",
+])  # fmt: skip
 def test_what_can_not_be_read_fails(program, line):
     report = stf.run(program("value_set"), line)
     assert len(report.failures) == 1 and report.warnings == []

@@ -21,23 +21,19 @@ def test_the_environment_says_what_the_settings_say():
     assert PeerSettings(world=2).environment() == {"SWITCHML_EMULATED_WORLD": "2"}
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({}, "SWITCHML_EMULATED_WORLD is not set"),
-        ({"WORLD": "many"}, "SWITCHML_EMULATED_WORLD is 'many'; expected an integer"),
-        ({"WORLD": "0"}, "world is 0; expected 1 to 1,000,000"),
-        ({"WORLD": "4", "CLOK": "wall"}, "did you mean SWITCHML_EMULATED_CLOCK"),
-        ({"WORLD": "4", "CLOCK": "sundial"}, "unknown clock"),
-        ({"WORLD": "4", "CLUSTER": "h100-dxg"}, "did you mean h100-dgx"),
-        ({"WORLD": "4", "SLOW": "7=2"}, "slow names rank 7; the world has ranks 0 to 3"),
-        ({"WORLD": "4", "SLOW": "fast"}, "expected RANK=FACTOR"),
-        ({"WORLD": "4", "REAL": "0,4"}, "real ranks"),
-        ({"WORLD": "4", "LOSS": "0.1"}, "concern the aggregating switch"),
-        ({"WORLD": "4", "VALUES": "recorded"}, "need the folder of a recorded run"),
-        ({"WORLD": "4", "COMPUTE_SCALE": "0"}, "compute_scale is 0"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "message"), [
+    ({}, "SWITCHML_EMULATED_WORLD is not set"),
+    ({"WORLD": "many"}, "SWITCHML_EMULATED_WORLD is 'many'; expected an integer"),
+    ({"WORLD": "0"}, "world is 0; expected 1 to 1,000,000"),
+    ({"WORLD": "4", "CLOK": "wall"}, "did you mean SWITCHML_EMULATED_CLOCK"),
+    ({"WORLD": "4", "CLOCK": "sundial"}, "unknown clock"),
+    ({"WORLD": "4", "CLUSTER": "h100-dxg"}, "did you mean h100-dgx"),
+    ({"WORLD": "4", "SLOW": "7=2"}, "slow names rank 7; the world has ranks 0 to 3"),
+    ({"WORLD": "4", "SLOW": "fast"}, "expected RANK=FACTOR"), ({"WORLD": "4", "REAL": "0,4"}, "real ranks"),
+    ({"WORLD": "4", "LOSS": "0.1"}, "concern the aggregating switch"),
+    ({"WORLD": "4", "VALUES": "recorded"}, "need the folder of a recorded run"),
+    ({"WORLD": "4", "COMPUTE_SCALE": "0"}, "compute_scale is 0"),
+])  # fmt: skip
 def test_nonsense_is_refused(variables, message):
     with pytest.raises(ConfigError, match=message):
         from_environment({f"SWITCHML_EMULATED_{name}": text for name, text in variables.items()})

@@ -19,16 +19,9 @@ def reduced(values, tensor, op, real=1, absent=3, draw=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize(
-    ("op", "expected"),
-    [
-        (Op.SUM, [4, -8, 12]),
-        (Op.AVG, [1, -2, 3]),
-        (Op.PRODUCT, [1, 16, 81]),
-        (Op.MAX, [1, -2, 3]),
-        (Op.MIN, [1, -2, 3]),
-    ],
-)
+@pytest.mark.parametrize(("op", "expected"), [
+    (Op.SUM, [4, -8, 12]), (Op.AVG, [1, -2, 3]), (Op.PRODUCT, [1, 16, 81]), (Op.MAX, [1, -2, 3]), (Op.MIN, [1, -2, 3]),
+])  # fmt: skip
 def test_own_is_what_equal_ranks_would_reduce(op, expected, dtype):
     assert reduced(OWN, torch.tensor([1, -2, 3], dtype=dtype), op).tolist() == expected
 

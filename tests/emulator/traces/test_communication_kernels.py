@@ -67,14 +67,10 @@ def test_a_table_of_ones_own_counts_first(tmp_path, monkeypatch):
     assert family_of("void deep_ep::internode::combine<8>").library == "deepep"
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ('[a]\nkernels = "("', "kernels is no regular expression"),
-        ('[a]\nkernels = "x"\ncollective = "shuffle"', "unknown 'shuffle', expected all_reduce"),
-        ("[a]", "lacks kernels"),
-    ],
-)
+@pytest.mark.parametrize(("text", "what"), [
+    ('[a]\nkernels = "("', "kernels is no regular expression"),
+    ('[a]\nkernels = "x"\ncollective = "shuffle"', "unknown 'shuffle', expected all_reduce"), ("[a]", "lacks kernels"),
+])  # fmt: skip
 def test_a_wrong_table_is_refused(text, what, tmp_path, monkeypatch):
     own = tmp_path / f"{abs(hash(text))}.toml"
     own.write_text(text)

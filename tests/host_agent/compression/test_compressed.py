@@ -98,17 +98,13 @@ def test_ranks_that_differ_in_their_codec_are_told_so(trio):
     assert "ranks [2]" in str(results[0]) and "ranks [0, 1]" in str(results[2])
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
-        (dict(codec="zip"), ConfigError, "unknown codec 'zip'"),
-        (dict(codec="topk:ratio=2"), ConfigError, "at most 1"),
-        (dict(codec="topk", memory="elephant"), ConfigError, "unknown memory"),
-        (dict(memory="residual"), ConfigError, "needs a codec"),
-        (dict(codec="topk", async_op=True), ConfigError, "async_op"),
-        (dict(wire="int8"), ConfigError, "this job has int16"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "says"), [
+    (dict(codec="zip"), ConfigError, "unknown codec 'zip'"), (dict(codec="topk:ratio=2"), ConfigError, "at most 1"),
+    (dict(codec="topk", memory="elephant"), ConfigError, "unknown memory"),
+    (dict(memory="residual"), ConfigError, "needs a codec"),
+    (dict(codec="topk", async_op=True), ConfigError, "async_op"),
+    (dict(wire="int8"), ConfigError, "this job has int16"),
+])  # fmt: skip
 def test_options_that_make_no_sense(trio, options, error, says):
     with pytest.raises(error, match=says):
         trio[0].allreduce(np.ones(10, np.float32), **options)

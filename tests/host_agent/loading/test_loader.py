@@ -258,22 +258,15 @@ def test_loss_weight():
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ("wrong", "what"),
-    [
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"prefetch": 0}, "prefetch 0"),
-        ({"order": "random"}, "order 'random'; expected distributed, shuffled, sequential, blocks or an array"),
-        ({"order": np.array([[0, 99]])}, "expected .3 epochs"),
-        ({"rank": 4}, "rank 4 of 1"),
-        ({"ranks": None}, "expected both or none"),
-        ({"peers": "yes"}, "peers 'yes'"),
-        ({"imbalance": 0.5}, "imbalance 0.5"),
-        ({"window": 0}, "window 0"),
-        ({"order": "blocks", "block_samples": 0}, "block_samples 0; expected at least 1"),
-        ({"block_samples": 8}, "block_samples 8; expected at least 1, and only with order='blocks'"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "what"), [
+    ({"batch_size": 0}, "batch_size 0"), ({"prefetch": 0}, "prefetch 0"),
+    ({"order": "random"}, "order 'random'; expected distributed, shuffled, sequential, blocks or an array"),
+    ({"order": np.array([[0, 99]])}, "expected .3 epochs"), ({"rank": 4}, "rank 4 of 1"),
+    ({"ranks": None}, "expected both or none"), ({"peers": "yes"}, "peers 'yes'"),
+    ({"imbalance": 0.5}, "imbalance 0.5"), ({"window": 0}, "window 0"),
+    ({"order": "blocks", "block_samples": 0}, "block_samples 0; expected at least 1"),
+    ({"block_samples": 8}, "block_samples 8; expected at least 1, and only with order='blocks'"),
+])  # fmt: skip
 def test_arguments_out_of_range(wrong, what):
     with pytest.raises(ConfigError, match=what):
         loader_of(Numbers(22), **wrong)

@@ -25,15 +25,10 @@ def cases(draw, most_ranks=4):
     generator = np.random.default_rng(draw(st.integers(0, 999)))
     lists = np.array([np.resize(generator.permutation(samples), used) for _ in range(draw(st.integers(1, 4)))])
     return dict(
-        batches=orders.batches(lists.astype(np.int32), ranks, width // ranks),
-        samples=samples,
-        ranks=ranks,
-        buffer_samples=draw(st.integers(0, 12)),
-        imbalance=draw(st.floats(1, 3)),
-        use_peers=draw(st.booleans()),
-        reorder_epochs=draw(st.booleans()),
-        window=draw(st.integers(1, 4)),
-    )
+        batches=orders.batches(lists.astype(np.int32), ranks, width // ranks), samples=samples, ranks=ranks,
+        buffer_samples=draw(st.integers(0, 12)), imbalance=draw(st.floats(1, 3)), use_peers=draw(st.booleans()),
+        reorder_epochs=draw(st.booleans()), window=draw(st.integers(1, 4)),
+    )  # fmt: skip
 
 
 def played(plan, capacity):

@@ -106,15 +106,10 @@ def test_joined_by_hand():
     assert joined(starts[:0], starts[:0], 0, 1) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "what"),
-    [
-        ("x.bin", b"", "unknown kind of data set; expected x.npy"),
-        ("x.npy", b"nothing", "not in NumPy's format"),
-        ("x.tar", b"not a tar file at all" * 100, "not an uncompressed tar file"),
-        ("x.tar", bytes(10240), "no samples"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "what"), [
+    ("x.bin", b"", "unknown kind of data set; expected x.npy"), ("x.npy", b"nothing", "not in NumPy's format"),
+    ("x.tar", b"not a tar file at all" * 100, "not an uncompressed tar file"), ("x.tar", bytes(10240), "no samples"),
+])  # fmt: skip
 def test_files_that_are_something_else(tmp_path, name, content, what):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=what):

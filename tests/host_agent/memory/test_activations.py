@@ -40,17 +40,9 @@ def errors(found, expected):
 EXACT, _ = gradients(network(), codec="none")
 
 
-@pytest.mark.parametrize(
-    "codec, ratio, error",
-    [
-        ("none", 1, 0),
-        ("host", np.inf, 0),
-        ("fp16", 2, 1e-3),
-        ("int8", 4, 1e-2),
-        ("szx", 2, 1e-3),
-        ("levels", 2.5, 1e-3),
-    ],
-)
+@pytest.mark.parametrize("codec, ratio, error", [
+    ("none", 1, 0), ("host", np.inf, 0), ("fp16", 2, 1e-3), ("int8", 4, 1e-2), ("szx", 2, 1e-3), ("levels", 2.5, 1e-3),
+])  # fmt: skip
 def test_gradients_are_near_those_of_plain_activations(codec, ratio, error):
     found, activations = gradients(network(), codec=codec)
     assert max(errors(found, EXACT)) <= error
@@ -182,15 +174,10 @@ def test_with_a_compiled_model():
     assert all(share > 1e-3 for share in activations.shares().values())
 
 
-@pytest.mark.parametrize(
-    "options, complaint",
-    [
-        ({"codec": "zip"}, "expected one of levels, szx"),
-        ({"error": "small"}, "error='small'"),
-        ({"error": 0}, "error=0: expected auto, or a share"),
-        ({"every": 0}, "every=0"),
-    ],
-)
+@pytest.mark.parametrize("options, complaint", [
+    ({"codec": "zip"}, "expected one of levels, szx"), ({"error": "small"}, "error='small'"),
+    ({"error": 0}, "error=0: expected auto, or a share"), ({"every": 0}, "every=0"),
+])  # fmt: skip
 def test_nonsense_is_refused(options, complaint):
     with pytest.raises(ConfigError, match=complaint):
         compressed_activations(network(), **options)

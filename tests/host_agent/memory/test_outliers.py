@@ -53,13 +53,10 @@ def gradient(model, x):
 
 
 @pytest.mark.parametrize("codec", ERRORS)
-@pytest.mark.parametrize(
-    "loss, mask, fills",
-    [
-        ("cross entropy", "half", FILLS[1:2]),
-        *(pytest.param(loss, mask, FILLS, marks=pytest.mark.slow) for loss in LOSSES for mask in MASKS),
-    ],
-)
+@pytest.mark.parametrize("loss, mask, fills", [
+    ("cross entropy", "half", FILLS[1:2]),
+    *(pytest.param(loss, mask, FILLS, marks=pytest.mark.slow) for loss in LOSSES for mask in MASKS),
+])  # fmt: skip
 def test_gradients_of_masked_logits(codec, loss, mask, fills):
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
     for fill in fills:

@@ -200,17 +200,14 @@ def test_weights_that_others_write_become_masters(share, dtype):
     assert torch.equal(optimizer.state[bias]["master"], kept)
 
 
-@pytest.mark.parametrize(
-    "make, complaint",
-    [
-        (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad"),
-        (lambda p: torch.optim.AdamW(p, maximize=True), "maximize"),
-        (lambda p: torch.optim.Adam(p, weight_decay=0.1), "decoupled_weight_decay=False"),
-        (lambda p: torch.optim.SGD(p, momentum=0.9), "no 'betas'"),
-        (lambda p: torch.optim.AdamW([{"params": [each]} for each in p]), "expected \\[4\\]"),
-        (lambda p: torch.optim.NAdam(p), "'mu_product'"),
-    ],
-)
+@pytest.mark.parametrize("make, complaint", [
+    (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad"),
+    (lambda p: torch.optim.AdamW(p, maximize=True), "maximize"),
+    (lambda p: torch.optim.Adam(p, weight_decay=0.1), "decoupled_weight_decay=False"),
+    (lambda p: torch.optim.SGD(p, momentum=0.9), "no 'betas'"),
+    (lambda p: torch.optim.AdamW([{"params": [each]} for each in p]), "expected \\[4\\]"),
+    (lambda p: torch.optim.NAdam(p), "'mu_product'"),
+])  # fmt: skip
 def test_states_of_other_rules_are_refused(make, complaint):
     model = network()
     other = make(list(model.parameters()))
@@ -267,20 +264,17 @@ def test_memory_is_what_the_formulas_say(option):
         assert peak == pytest.approx(samo_bytes(parameters, 0.9), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (lambda m: OffloadedAdam(m.parameters(), lr=-1), "lr=-1"),
-        (lambda m: OffloadedAdam(m.parameters(), betas=(0.9, 1.0)), "betas="),
-        (lambda m: OffloadedAdam(m.parameters(), bucket=1), "bucket=1"),
-        (lambda m: OffloadedAdam(m.double().parameters()), "float64"),
-        (lambda m: pruned(m, 1.0), "share=1.0"),
-        (lambda m: pruned(m, 0.5, masks={"2": torch.ones(1)}), "no parameter '2'"),
-        (lambda m: pruned(m, 0.5, masks={"2.weight": torch.ones(7, 41)}), "expected bool, \\(7, 41\\)"),
-        (lambda m: PrunedAdam(pruned(m, 0.5), params=network().parameters()), "of the model that was pruned"),
-        (lambda m: PrunedAdam(pruned(m, 0.5), bucket_bytes=0), "bucket_bytes=0"),
-    ],
-)
+@pytest.mark.parametrize(("make", "complaint"), [
+    (lambda m: OffloadedAdam(m.parameters(), lr=-1), "lr=-1"),
+    (lambda m: OffloadedAdam(m.parameters(), betas=(0.9, 1.0)), "betas="),
+    (lambda m: OffloadedAdam(m.parameters(), bucket=1), "bucket=1"),
+    (lambda m: OffloadedAdam(m.double().parameters()), "float64"),
+    (lambda m: pruned(m, 1.0), "share=1.0"),
+    (lambda m: pruned(m, 0.5, masks={"2": torch.ones(1)}), "no parameter '2'"),
+    (lambda m: pruned(m, 0.5, masks={"2.weight": torch.ones(7, 41)}), "expected bool, \\(7, 41\\)"),
+    (lambda m: PrunedAdam(pruned(m, 0.5), params=network().parameters()), "of the model that was pruned"),
+    (lambda m: PrunedAdam(pruned(m, 0.5), bucket_bytes=0), "bucket_bytes=0"),
+])  # fmt: skip
 def test_nonsense_is_refused(make, complaint):
     with pytest.raises((ConfigError, UnsupportedTensor), match=complaint):
         make(network())

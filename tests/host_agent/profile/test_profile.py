@@ -235,15 +235,12 @@ def test_what_a_killed_rank_leaves_half_done_is_passed_over(folder):
     assert [trace.rank for trace in read(folder)] == [0]
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "message"),
-    [
-        ("json.gz", None, r"rank-0\.json\.gz is not beside it"),
-        ("about.json", lambda text: text.replace('"version": 1', '"version": 2'), "has version 2; this switchml reads"),
-        ("about.json", lambda text: text[:100], "is not JSON"),
-        ("sizes.json", lambda text: text[:20], r"rank-0\.sizes\.json is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("name", "damage", "message"), [
+    ("json.gz", None, r"rank-0\.json\.gz is not beside it"),
+    ("about.json", lambda text: text.replace('"version": 1', '"version": 2'), "has version 2; this switchml reads"),
+    ("about.json", lambda text: text[:100], "is not JSON"),
+    ("sizes.json", lambda text: text[:20], r"rank-0\.sizes\.json is damaged"),
+])  # fmt: skip
 def test_files_that_are_broken(folder, name, damage, message):
     path = folder / f"rank-0.{name}"
     if damage is None:

@@ -126,15 +126,8 @@ def main() -> None:
     gloo = dist.new_group(backend="gloo")
     ours = dist.group.WORLD
     cases: list[Callable[[dist.ProcessGroup], list[float]]] = [
-        ddp,
-        fsdp2,
-        fsdp2_divided,
-        fsdp1,
-        zero,
-        tensor_parallel,
-        dtensor,
-        premultiplied,
-    ]
+        ddp, fsdp2, fsdp2_divided, fsdp1, zero, tensor_parallel, dtensor, premultiplied,
+    ]  # fmt: skip
     report = {}
     for case in cases:
         before = ours.agent.stats()["calls"]

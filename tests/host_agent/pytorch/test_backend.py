@@ -74,15 +74,10 @@ def assert_ends(pid: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "hierarchy"),
-    [
-        (1, "none"),
-        (0, "node"),
-        pytest.param(0, "none", marks=pytest.mark.slow),
-        pytest.param(1, "node", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("victim", "hierarchy"), [
+    (1, "none"), (0, "node"), pytest.param(0, "none", marks=pytest.mark.slow),
+    pytest.param(1, "node", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_killed_rank_is_named(tmp_path, victim, hierarchy):
     """Also rank 0, whose aggregator dies with it: the others hear of the rank first."""
     ranks, reports = failures(tmp_path, "kill", str(victim), SWITCHML_HIERARCHY=hierarchy)

@@ -18,15 +18,11 @@ STEPS = 10
 def test_sub_groups_under_loss(tmp_path):
     aggregators = [Aggregator(), Aggregator()]
     ranks = start_ranks(
-        HERE / "subgroups_script.py",
-        3,
-        tmp_path,
+        HERE / "subgroups_script.py", 3, tmp_path,
         SWITCHML_AGGREGATOR=f"{aggregators[0].address},standby={aggregators[1].address}",
-        SWITCHML_FAILOVER_TIMEOUT="100s",
-        SWITCHML_TRANSPORT="udp",
-        SWITCHML_LOSS_RATE="0.03",
+        SWITCHML_FAILOVER_TIMEOUT="100s", SWITCHML_TRANSPORT="udp", SWITCHML_LOSS_RATE="0.03",
         SWITCHML_REORDER_RATE="0.03",
-    )
+    )  # fmt: skip
 
     def steps() -> int:
         return int((tmp_path / "steps").read_text()) if (tmp_path / "steps").exists() else 0

@@ -22,15 +22,11 @@ def ranks(count=2, known=None, store=None):
     return [Rendezvous(store, rank, count, "group", timedelta(seconds=30), known) for rank in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "run_id", "known", "pattern"),
-    [
-        ("", "none", None, r"torch-[0-9a-f]{6}"),
-        ("", "c0ffee00-1234-5678-9abc-def012345678", None, r"c0ffee00-123-[0-9a-f]{6}"),
-        ("mine", "none", None, "mine"),
-        ("mine", "none", "127.0.0.1:1", r"mine-[0-9a-f]{6}"),
-    ],
-)
+@pytest.mark.parametrize(("chosen", "run_id", "known", "pattern"), [
+    ("", "none", None, r"torch-[0-9a-f]{6}"),
+    ("", "c0ffee00-1234-5678-9abc-def012345678", None, r"c0ffee00-123-[0-9a-f]{6}"), ("mine", "none", None, "mine"),
+    ("mine", "none", "127.0.0.1:1", r"mine-[0-9a-f]{6}"),
+])  # fmt: skip
 def test_job_names_are_short_and_can_be_chosen(monkeypatch, chosen, run_id, known, pattern):
     import re
 

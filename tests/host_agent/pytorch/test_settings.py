@@ -89,18 +89,11 @@ def test_an_unmodified_script_obeys_the_file(tmp_path, plain):
     np.testing.assert_allclose(told[0]["weights"], plain[0]["weights"], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[ddp]\nbucket_cap_mb = 0\n", "above 0"),
-        ("[ddp]\nbucket_cap_mb = 1\nbucket_cap_mb_list = [1]\n", "one of them"),
-        ('[ddp]\nbucket_cap = "1"\n', "unknown key 'bucket_cap'"),
-        ("[ddp]\ngradient_as_bucket_view = 1\n", "wrong type"),
-        ("[optimizer]\n", "unknown table 'optimizer'"),
-        ('[compression]\ncodec = ["zip"]\n', "zip"),
-        ("[ddp\n", "not TOML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("[ddp]\nbucket_cap_mb = 0\n", "above 0"), ("[ddp]\nbucket_cap_mb = 1\nbucket_cap_mb_list = [1]\n", "one of them"),
+    ('[ddp]\nbucket_cap = "1"\n', "unknown key 'bucket_cap'"), ("[ddp]\ngradient_as_bucket_view = 1\n", "wrong type"),
+    ("[optimizer]\n", "unknown table 'optimizer'"), ('[compression]\ncodec = ["zip"]\n', "zip"), ("[ddp\n", "not TOML"),
+])  # fmt: skip
 def test_what_nobody_would_obey_is_refused(tmp_path, text, message):
     path = tmp_path / "settings.toml"
     path.write_text(text)

@@ -98,14 +98,11 @@ def test_where_a_store_is(server):
     assert [is_beyond_loopback(host) for host in ("localhost", "127.0.0.9", "::1", "10.0.0.1")] == [False] * 3 + [True]
 
 
-@pytest.mark.parametrize(
-    ("secrets", "said"),
-    [
-        ((SECRET, "other"), "rank 0 has another secret: give all ranks the same SWITCHML_SECRET"),
-        ((SECRET, ""), "rank 0 has a secret, the other has none"),
-        (("", SECRET), "this rank has a secret, the other has none"),
-    ],
-)
+@pytest.mark.parametrize(("secrets", "said"), [
+    ((SECRET, "other"), "rank 0 has another secret: give all ranks the same SWITCHML_SECRET"),
+    ((SECRET, ""), "rank 0 has a secret, the other has none"),
+    (("", SECRET), "this rank has a secret, the other has none"),
+])  # fmt: skip
 def test_ranks_with_different_secrets_both_hear_it(secrets, said):
     zero, one = meet(HashStore(), secrets)
     assert re.match("rank 1 has another secret than this rank, or none: give all ranks the same", str(zero))

@@ -27,19 +27,12 @@ def test_doctor_lists_every_extra_and_what_it_unlocks(monkeypatch):
     assert found["plot"].state == "ok" and "--plot" in found["plot"].detail
 
 
-@pytest.mark.parametrize(
-    ("command", "missing", "extra"),
-    [
-        ("bench trace", "msgspec", "trace"),
-        ("validate real", "torch", "train"),
-        ("validate replay", "torch", "train"),
-        ("validate peers", "torch", "train"),
-        ("validate memory", "torch", "train"),
-        ("mininet --experiment train", "torch", "train"),
-        ("train", "torch", "train"),
-        ("peers --ranks 2 script.py", "torch", "train"),
-    ],
-)
+@pytest.mark.parametrize(("command", "missing", "extra"), [
+    ("bench trace", "msgspec", "trace"), ("validate real", "torch", "train"), ("validate replay", "torch", "train"),
+    ("validate peers", "torch", "train"), ("validate memory", "torch", "train"),
+    ("mininet --experiment train", "torch", "train"), ("train", "torch", "train"),
+    ("peers --ranks 2 script.py", "torch", "train"),
+])  # fmt: skip
 def test_a_missing_package_is_named_with_its_extra_before_work_starts(monkeypatch, command, missing, extra):
     monkeypatch.setattr(extras, "is_there", lambda module: module != missing)
     done = CliRunner().invoke(cli, command.split())

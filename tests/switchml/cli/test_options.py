@@ -42,16 +42,10 @@ def test_a_bare_bucket_cap_is_refused():
     assert done.exit_code == 2 and "25MB" in done.stderr and "bucket_cap_mb=25" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--ranks", "0"], "--ranks"),
-        (["--ranks", "1.5"], "not a whole number"),
-        (["--ranks", "many"], "such as 1k"),
-        (["--size", "-4MB"], "less than 0"),
-        (["--size", "4 MBytes"], "25MB or 25MiB"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (["--ranks", "0"], "--ranks"), (["--ranks", "1.5"], "not a whole number"), (["--ranks", "many"], "such as 1k"),
+    (["--size", "-4MB"], "less than 0"), (["--size", "4 MBytes"], "25MB or 25MiB"),
+])  # fmt: skip
 def test_nonsense_is_refused(arguments, complaint):
     done = run(*arguments)
     assert done.exit_code == 2 and complaint in done.stderr

@@ -22,19 +22,10 @@ from switchml.errors import PayloadError, UnsupportedTensor
 from tests.support.examples import examples
 
 EVERY = [
-    *CODECS,
-    "randomk:unbiased=true",
-    "topk:ratio=1",
-    "qsgd:levels=1,bucket=7,norm=max",
-    "qsgd:levels=32767",
-    "sidco:fit=pareto",
-    "sketch:buckets=1000",
-    "thc:bits=1,steps=2,block=64",
-    "thc:bits=8,steps=510,block=64",
-    "powersgd:rank=5",
-    "szx:mode=abs,bound=0",
-    "szx:block=9",
-]
+    *CODECS, "randomk:unbiased=true", "topk:ratio=1", "qsgd:levels=1,bucket=7,norm=max", "qsgd:levels=32767",
+    "sidco:fit=pareto", "sketch:buckets=1000", "thc:bits=1,steps=2,block=64", "thc:bits=8,steps=510,block=64",
+    "powersgd:rank=5", "szx:mode=abs,bound=0", "szx:block=9",
+]  # fmt: skip
 SIZES = [0, 1, 2, 3, 63, 129, 1000, 5001]
 
 

@@ -59,27 +59,19 @@ def test_settings():
     assert parse_error_feedback("residual:beta=0.5").beta == 0.5
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("topkk", "unknown codec 'topkk': expected one of adaq, bf16"),
-        ("", "unknown codec ''"),
-        ("topk:rato=1", "topk has no setting 'rato'; it has ratio (share"),
-        ("fp16:ratio=1", "fp16 has no setting 'ratio' (it has none at all)"),
-        ("topk:ratio=2", "topk: ratio=2.0: expected above 0 and at most 1"),
-        ("topk:ratio=0", "expected above 0"),
-        ("topk:ratio=nan", "topk: ratio=nan: expected"),
-        ("topk:ratio=much", "topk: ratio=much: expected a number"),
-        ("qsgd:levels=1.5", "qsgd: levels=1.5: expected a whole number"),
-        ("randomk:unbiased=perhaps", "expected true or false"),
-        ("topk:ratio", "'ratio': expected key=value"),
-        ("topk:", "expected key=value"),
-        ("topk:ratio=0.1,ratio=0.2", "ratio is given twice"),
-        ("szx:mode=exact", "szx: mode=exact: expected one of abs, rel"),
-        ("thc:bits=4,steps=13", "thc: steps=13: expected at least 15"),
-        ("thc:bits=4,steps=17", "expected at most 0 (an even number)"),
-    ],
-)
+@pytest.mark.parametrize(("text", "error"), [
+    ("topkk", "unknown codec 'topkk': expected one of adaq, bf16"), ("", "unknown codec ''"),
+    ("topk:rato=1", "topk has no setting 'rato'; it has ratio (share"),
+    ("fp16:ratio=1", "fp16 has no setting 'ratio' (it has none at all)"),
+    ("topk:ratio=2", "topk: ratio=2.0: expected above 0 and at most 1"), ("topk:ratio=0", "expected above 0"),
+    ("topk:ratio=nan", "topk: ratio=nan: expected"), ("topk:ratio=much", "topk: ratio=much: expected a number"),
+    ("qsgd:levels=1.5", "qsgd: levels=1.5: expected a whole number"),
+    ("randomk:unbiased=perhaps", "expected true or false"), ("topk:ratio", "'ratio': expected key=value"),
+    ("topk:", "expected key=value"), ("topk:ratio=0.1,ratio=0.2", "ratio is given twice"),
+    ("szx:mode=exact", "szx: mode=exact: expected one of abs, rel"),
+    ("thc:bits=4,steps=13", "thc: steps=13: expected at least 15"),
+    ("thc:bits=4,steps=17", "expected at most 0 (an even number)"),
+])  # fmt: skip
 def test_what_is_wrong_is_said(text, error):
     with pytest.raises(ConfigError, match=re.escape(error)):
         parse(text)

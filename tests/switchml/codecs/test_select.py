@@ -34,15 +34,10 @@ def shapes(n: int, random: np.random.Generator) -> dict[str, np.ndarray]:
     periodic = np.zeros(n)
     periodic[:: max(1, n // 8192)] = random.standard_normal(periodic[:: max(1, n // 8192)].size)
     return {
-        "normal": random.standard_normal(n),
-        "few values": random.integers(-3, 4, n),
-        "constant": np.full(n, 0.5),
-        "zeros": np.zeros(n),
-        "zeros but for a corner": spike,
-        "what the sample hits": periodic,
-        "ascending": np.arange(n),
-        "all scales": random.standard_normal(n) * 10.0 ** random.uniform(-40, 38, n),
-    }
+        "normal": random.standard_normal(n), "few values": random.integers(-3, 4, n), "constant": np.full(n, 0.5),
+        "zeros": np.zeros(n), "zeros but for a corner": spike, "what the sample hits": periodic,
+        "ascending": np.arange(n), "all scales": random.standard_normal(n) * 10.0 ** random.uniform(-40, 38, n),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", shapes(5000, np.random.default_rng(0)))

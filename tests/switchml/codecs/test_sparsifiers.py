@@ -139,17 +139,10 @@ def test_power_sgd_iterates_towards_the_best_approximation():
     assert errors[0] > 1.1 * best and errors[-1] < 1.01 * best
 
 
-@pytest.mark.parametrize(
-    ("n", "shape", "wanted"),
-    [
-        (12, (3, 4), (3, 4)),
-        (24, (2, 3, 4), (2, 12)),
-        (12, (12,), (1, 12)),
-        (12, (5, 5), (3, 4)),
-        (10, None, (3, 4)),
-        (0, None, (1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("n", "shape", "wanted"), [
+    (12, (3, 4), (3, 4)), (24, (2, 3, 4), (2, 12)), (12, (12,), (1, 12)), (12, (5, 5), (3, 4)), (10, None, (3, 4)),
+    (0, None, (1, 0)),
+])  # fmt: skip
 def test_matrices(n, shape, wanted):
     assert matrix_shape(n, shape) == wanted
 

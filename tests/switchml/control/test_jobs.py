@@ -72,17 +72,10 @@ def test_a_job_has_as_many_parts_as_all_ranks_have_addresses():
     assert all(part.isn % (2 * 2048) == 0 for part in spec.parts)
 
 
-@pytest.mark.parametrize(
-    ("addresses", "most", "slots", "capacity", "parts"),
-    [
-        ((1, 4), 8, 0, 65536, 1),
-        ((3, 3), 8, 0, 65536, 2),
-        ((4, 4), 1, 0, 65536, 1),
-        ((4, 4), 8, 512, 65536, 2),
-        ((4, 4), 8, 256, 65536, 1),
-        ((4, 4), 8, 0, 500, 1),
-    ],
-)
+@pytest.mark.parametrize(("addresses", "most", "slots", "capacity", "parts"), [
+    ((1, 4), 8, 0, 65536, 1), ((3, 3), 8, 0, 65536, 2), ((4, 4), 1, 0, 65536, 1), ((4, 4), 8, 512, 65536, 2),
+    ((4, 4), 8, 256, 65536, 1), ((4, 4), 8, 0, 500, 1),
+])  # fmt: skip
 def test_a_job_has_fewer_parts(addresses, most, slots, capacity, parts):
     plane = FakeDataplane(capacity)
     plane.most_parts = most
@@ -90,17 +83,10 @@ def test_a_job_has_fewer_parts(addresses, most, slots, capacity, parts):
     assert len(spec.parts) == parts and spec.slots == (256 if capacity == 500 else slots // parts or 2048)
 
 
-@pytest.mark.parametrize(
-    ("sharing", "world_size", "wanted", "slots", "large"),
-    [
-        (2, 2, {}, 64, 8192),
-        (1, 2, {}, 2048, 0),
-        (2, 2, {"payload_bytes": 256}, 64, 2048),
-        (2, 2, {"slots": 4096}, 4096, 4096),
-        (2, 2, {"slots": 65536}, 65536, 0),
-        (256, 256, {}, 64, 2048),
-    ],
-)
+@pytest.mark.parametrize(("sharing", "world_size", "wanted", "slots", "large"), [
+    (2, 2, {}, 64, 8192), (1, 2, {}, 2048, 0), (2, 2, {"payload_bytes": 256}, 64, 2048),
+    (2, 2, {"slots": 4096}, 4096, 4096), (2, 2, {"slots": 65536}, 65536, 0), (256, 256, {}, 64, 2048),
+])  # fmt: skip
 def test_packets_are_large_where_all_ranks_say_so(sharing, world_size, wanted, slots, large):
     """As large as the memory allows; with fewer slots, unless the ranks ask for so many."""
     plane = FakeDataplane()
@@ -126,26 +112,19 @@ def test_addresses_of_parts_are_checked_like_others():
         assert message in str(refusal(registry, wish))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rank": 2}, "rank 2 of 2: expected 0 to 1"),
-        ({"world_size": 257}, "world size 257: expected 1 to 256"),
-        ({"world_size": 0}, "world size 0"),
-        ({"slots": 3}, "3 slots: expected 0 or a power of two"),
-        ({"slots": 1}, "1 slots: expected 0 or a power of two"),
-        ({"payload_bytes": 512}, "payload of 512 bytes: expected one of [256, 1024]"),
-        ({"wire": 3}, "wire format 3"),
-        ({"protocol": 3}, "the agent speaks protocol 3, this aggregator 2"),
-        ({"job": ""}, "job name of 0 characters"),
-        ({"job": "a\nb"}, "expected 1 to 200 printable ones"),
-        ({"address": ("localhost", 1)}, "data address 'localhost': expected an IPv4 address"),
-        ({"address": ("0.0.0.0", 1)}, "results can't be sent there"),
-        ({"address": ("224.0.0.1", 1)}, "results can't be sent there"),
-        ({"address": ("127.0.0.1", 0)}, "data port 0: expected 1 to 65535"),
-        ({"timeout_s": float("nan")}, "join timeout of nan s"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"rank": 2}, "rank 2 of 2: expected 0 to 1"), ({"world_size": 257}, "world size 257: expected 1 to 256"),
+    ({"world_size": 0}, "world size 0"), ({"slots": 3}, "3 slots: expected 0 or a power of two"),
+    ({"slots": 1}, "1 slots: expected 0 or a power of two"),
+    ({"payload_bytes": 512}, "payload of 512 bytes: expected one of [256, 1024]"), ({"wire": 3}, "wire format 3"),
+    ({"protocol": 3}, "the agent speaks protocol 3, this aggregator 2"), ({"job": ""}, "job name of 0 characters"),
+    ({"job": "a\nb"}, "expected 1 to 200 printable ones"),
+    ({"address": ("localhost", 1)}, "data address 'localhost': expected an IPv4 address"),
+    ({"address": ("0.0.0.0", 1)}, "results can't be sent there"),
+    ({"address": ("224.0.0.1", 1)}, "results can't be sent there"),
+    ({"address": ("127.0.0.1", 0)}, "data port 0: expected 1 to 65535"),
+    ({"timeout_s": float("nan")}, "join timeout of nan s"),
+])  # fmt: skip
 def test_nonsense_is_refused_in_words(changes, words):
     registry = JobRegistry(FakeDataplane())
     refused = refusal(registry, dataclasses.replace(request(), **changes))
@@ -153,15 +132,12 @@ def test_nonsense_is_refused_in_words(changes, words):
     assert registry.live == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"world_size": 3}, "requests world size 3, but job 'x' was started with 2 by rank 0 (node0, pid 100)"),
-        ({"payload_bytes": 256}, "requests payload_bytes 256, but job 'x' was started with 1024"),
-        ({"wire": 1}, "requests wire format 1, but job 'x' was started with 0"),
-        ({"slots": 64}, "requests slots 64, but job 'x' was started with 0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"world_size": 3}, "requests world size 3, but job 'x' was started with 2 by rank 0 (node0, pid 100)"),
+    ({"payload_bytes": 256}, "requests payload_bytes 256, but job 'x' was started with 1024"),
+    ({"wire": 1}, "requests wire format 1, but job 'x' was started with 0"),
+    ({"slots": 64}, "requests slots 64, but job 'x' was started with 0"),
+])  # fmt: skip
 def test_a_mismatch_names_both_values(changes, words):
     registry = JobRegistry(FakeDataplane())
     registry.join(request(0), now=0.0)
@@ -229,18 +205,10 @@ def test_a_data_plane_that_can_not_start_a_job_refuses_all_ranks():
     assert registry.live == [] and registry.slots_allocated == 0
 
 
-@pytest.mark.parametrize(
-    ("aggregator_packets", "agent_packets", "slots", "window"),
-    [
-        (0, 0, 0, 2048),
-        (64, 0, 0, 32),
-        (0, 100, 0, 100),
-        (64, 10, 0, 10),
-        (1, 1, 0, 4),
-        (0, 1, 2, 2),
-        (9999, 9999, 64, 64),
-    ],
-)
+@pytest.mark.parametrize(("aggregator_packets", "agent_packets", "slots", "window"), [
+    (0, 0, 0, 2048), (64, 0, 0, 32), (0, 100, 0, 100), (64, 10, 0, 10), (1, 1, 0, 4), (0, 1, 2, 2),
+    (9999, 9999, 64, 64),
+])  # fmt: skip
 def test_the_window_fits_both_buffers(aggregator_packets, agent_packets, slots, window):
     plane = FakeDataplane(receive_buffer_bytes=aggregator_packets * DATAGRAM_MEMORY_BYTES)
     _, started = running(JobRegistry(plane), slots=slots, receive_buffer_bytes=agent_packets * DATAGRAM_MEMORY_BYTES)
@@ -306,13 +274,9 @@ class Registry(RuleBasedStateMachine):
         self.started: set[int] = set()
 
     @rule(
-        name=st.sampled_from("abc"),
-        rank=st.integers(0, 2),
-        world_size=st.integers(1, 3),
-        port=st.integers(1, 6),
-        secret=st.sampled_from("st"),
-        slots=st.sampled_from([0, 2, 16]),
-    )
+        name=st.sampled_from("abc"), rank=st.integers(0, 2), world_size=st.integers(1, 3), port=st.integers(1, 6),
+        secret=st.sampled_from("st"), slots=st.sampled_from([0, 2, 16]),
+    )  # fmt: skip
     def join(self, name, rank, world_size, port, secret, slots):
         wish = request(rank, world_size, job=name, address=("127.0.0.1", port), secret=secret, slots=slots)
         try:

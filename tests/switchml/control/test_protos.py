@@ -45,17 +45,9 @@ def test_v1_messages_have_the_originals_bytes():
     assert v1_pb2.BroadcastResponse(value=5).SerializeToString() == bytes.fromhex("0805")
     assert v1_pb2.BarrierRequest(num_workers=6).SerializeToString() == bytes.fromhex("0806")
     rdma = v1_pb2.RdmaSessionRequest(
-        session_id=1,
-        rank=2,
-        num_workers=3,
-        mac=4,
-        ipv4=5,
-        rkey=6,
-        packet_size=v1_pb2.MTU_256,
-        message_size=8,
-        qpns=[9],
-        psns=[10],
-    )
+        session_id=1, rank=2, num_workers=3, mac=4, ipv4=5, rkey=6, packet_size=v1_pb2.MTU_256, message_size=8,
+        qpns=[9], psns=[10],
+    )  # fmt: skip
     assert rdma.SerializeToString() == bytes.fromhex("080110021803200428053006380140084a010952010a")
     assert v1_pb2.RdmaSessionResponse(
         session_id=1, mac=2, ipv4=3, rkey=4, qpns=[5], psns=[6]

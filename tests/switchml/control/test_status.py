@@ -59,17 +59,9 @@ def busy(start):
 def test_json_has_everything(busy):
     reply = json.loads(run_status(busy, "--json"))
     assert reply["dataplane"] == {
-        "kind": "fake",
-        "address": {"ip": "127.0.0.1", "port": 48864},
-        "slot_capacity": 65536,
-        "slots_allocated": 64,
-        "receive_buffer_bytes": 0,
-        "transports": ["udp", "zmq"],
-        "mac": 0,
-        "switch": "",
-        "most_parts": 1,
-        "memory": "",
-    }
+        "kind": "fake", "address": {"ip": "127.0.0.1", "port": 48864}, "slot_capacity": 65536, "slots_allocated": 64,
+        "receive_buffer_bytes": 0, "transports": ["udp", "zmq"], "mac": 0, "switch": "", "most_parts": 1, "memory": "",
+    }  # fmt: skip
     assert reply["refused"] == {"refused_address": 3, "refused_message": 0} and reply["totals"]["accepted"] == 12
     assert reply["events_address"] == "{}:{}".format(*busy.addresses.events)
     running, forming, old = reply["jobs"]

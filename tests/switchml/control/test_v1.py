@@ -36,13 +36,9 @@ class Host:
 
     def open(self, session_id: int, **changes) -> v1_pb2.UdpSessionResponse:
         fields = {
-            "session_id": session_id,
-            "rank": self.rank,
-            "num_workers": self.workers,
-            "mac": 0x020000000000 + self.rank,
-            "ipv4": 0x0A000001 + self.rank,
-            "packet_size": v1_pb2.MTU_1024,
-        }
+            "session_id": session_id, "rank": self.rank, "num_workers": self.workers, "mac": 0x020000000000 + self.rank,
+            "ipv4": 0x0A000001 + self.rank, "packet_size": v1_pb2.MTU_1024,
+        }  # fmt: skip
         return self.session.UdpSession(v1_pb2.UdpSessionRequest(**{**fields, **changes}), timeout=DEADLINE_S)
 
     def setup(self, timestamp: int) -> v1_pb2.UdpSessionResponse:
@@ -159,18 +155,15 @@ def test_a_host_that_gives_up_is_removed(hosts):
     waiting.join()
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "words"),
-    [
-        ({"rank": 1}, "INVALID_ARGUMENT", "rank 1 of 1: expected 0 to 0"),
-        ({"num_workers": 33}, "INVALID_ARGUMENT", "num_workers 33: expected 1 to 32"),
-        ({"num_workers": 0}, "INVALID_ARGUMENT", "num_workers 0"),
-        ({"packet_size": 0}, "INVALID_ARGUMENT", "packet_size 0: expected MTU_256"),
-        ({"packet_size": 2}, "INVALID_ARGUMENT", "packet_size 2"),
-        ({"ipv4": 0}, "INVALID_ARGUMENT", "data address 0.0.0.0"),
-        ({"rank": 1, "num_workers": 2}, "FAILED_PRECONDITION", "session 9 is not open: rank 0 calls UdpSession first"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "code", "words"), [
+    ({"rank": 1}, "INVALID_ARGUMENT", "rank 1 of 1: expected 0 to 0"),
+    ({"num_workers": 33}, "INVALID_ARGUMENT", "num_workers 33: expected 1 to 32"),
+    ({"num_workers": 0}, "INVALID_ARGUMENT", "num_workers 0"),
+    ({"packet_size": 0}, "INVALID_ARGUMENT", "packet_size 0: expected MTU_256"),
+    ({"packet_size": 2}, "INVALID_ARGUMENT", "packet_size 2"),
+    ({"ipv4": 0}, "INVALID_ARGUMENT", "data address 0.0.0.0"),
+    ({"rank": 1, "num_workers": 2}, "FAILED_PRECONDITION", "session 9 is not open: rank 0 calls UdpSession first"),
+])  # fmt: skip
 def test_errors_have_text(hosts, changes, code, words):
     (host,) = hosts(1)
     with pytest.raises(grpc.RpcError) as caught:

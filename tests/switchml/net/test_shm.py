@@ -134,17 +134,10 @@ def test_a_rank_is_trusted_with_its_own_packets_only(job):
     segment, _ = job(3, 4)
     own, end = packet(segment, 1), packet(segment, 1) + 2 * 4 * int(segment.at[shm.ROW])
     wrong = [
-        (own - 1, 10),
-        (end - 9, 10),
-        (end, 1),
-        (packet(segment, 0), 10),
-        (packet(segment, 2), 1034),
-        (row(segment), 10),
-        (segment.memory.ctypes.data, 10),
-        (segment.memory.ctypes.data + segment.memory.size, 10),
-        (own - 2**40, 10),
-        (own, 65535),
-    ]
+        (own - 1, 10), (end - 9, 10), (end, 1), (packet(segment, 0), 10), (packet(segment, 2), 1034),
+        (row(segment), 10), (segment.memory.ctypes.data, 10), (segment.memory.ctypes.data + segment.memory.size, 10),
+        (own - 2**40, 10), (own, 65535),
+    ]  # fmt: skip
     right = [(own, 1034), (end - 10, 10)]
     for entry in (right[0], *wrong, right[1]):
         push_up(segment, 1, *entry)

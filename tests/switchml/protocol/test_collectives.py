@@ -127,15 +127,10 @@ class Scene:
 
 
 @given(
-    st.integers(1, 5),
-    st.sampled_from([1, 2, 4, 16, 64]),
-    st.integers(0, 2**32),
-    st.sampled_from([0.0, 0.02, 0.1, 0.3]),
-    st.sampled_from([0.0, 0.02, 0.2]),
-    st.sampled_from([0.0, 0.02, 0.3]),
-    st.sampled_from([0.0, 0.1]),
-    st.sampled_from([0, 512, 2048]),
-)
+    st.integers(1, 5), st.sampled_from([1, 2, 4, 16, 64]), st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.02, 0.1, 0.3]), st.sampled_from([0.0, 0.02, 0.2]), st.sampled_from([0.0, 0.02, 0.3]),
+    st.sampled_from([0.0, 0.1]), st.sampled_from([0, 512, 2048]),
+)  # fmt: skip
 @examples(200)
 def test_every_rank_gets_the_exact_results(workers, slots, seed, loss, double, late, junk, large):
     """Of every kind, dtype and op, dense and sparse, one after the other or at once, with any window and start;
@@ -148,18 +143,12 @@ def test_every_rank_gets_the_exact_results(workers, slots, seed, loss, double, l
     scenes = [Scene(chooser.choice(kinds), workers, chooser, dtypes, HALF_OPS) for _ in range(chooser.randint(1, 5))]
     isn = chooser.choice([0, 2**32 - 2 * slots, 2**31 - 2 * slots, chooser.randrange(2**32) // (2 * slots) * 2 * slots])
     network = Network(
-        [[scene.calls[rank] for scene in scenes] for rank in range(workers)],
-        slots=slots,
-        windows=[chooser.randint(1, slots) for _ in range(workers)],
-        isn=isn,
-        weather=Weather(loss, double, late, junk=junk),
-        seed=seed,
-        at_once=[chooser.random() < 0.5 for _ in range(workers)],
-        histories=chooser.random() < 0.7,
-        start_spread=chooser.choice([0, 10 * MILLISECOND, SECOND]),
-        collectives=chooser.random() < 0.8,
-        large=large,
-    )
+        [[scene.calls[rank] for scene in scenes] for rank in range(workers)], slots=slots,
+        windows=[chooser.randint(1, slots) for _ in range(workers)], isn=isn,
+        weather=Weather(loss, double, late, junk=junk), seed=seed,
+        at_once=[chooser.random() < 0.5 for _ in range(workers)], histories=chooser.random() < 0.7,
+        start_spread=chooser.choice([0, 10 * MILLISECOND, SECOND]), collectives=chooser.random() < 0.8, large=large,
+    )  # fmt: skip
     with mock.patch.object(worker, "PAST_CACHES_BYTES", chooser.choice([0, 512, worker.PAST_CACHES_BYTES])):
         network.run(limit=600 * SECOND)
     for scene in scenes:
@@ -275,18 +264,12 @@ def answer(seq=0, reach=p.REACH_ROOT, root=0, values=None, flags=0, cut=0) -> by
 LANES = np.arange(PAYLOAD // 4, dtype=np.int32)
 
 
-@pytest.mark.parametrize(
-    ("packet", "error"),
-    [
-        (answer(values=LANES), rules.OK),
-        (answer(cut=PAYLOAD), rules.ERROR_STREAM),
-        (answer(), rules.ERROR_STREAM),
-        (answer(values=LANES, flags=p.FLAG_MIXED), rules.ERROR_MIXED),
-        (answer(flags=p.FLAG_MIXED), rules.ERROR_MIXED),
-        (p.SparsePacket(p.RESULT, 0, TAG, 0, (p.NO_WORD,)).pack(), rules.ERROR_MIXED),
-        (p.V2Packet(p.RESULT, 0, TAG, 0, 0, 0, LANES).pack(), rules.ERROR_MIXED),
-    ],
-)
+@pytest.mark.parametrize(("packet", "error"), [
+    (answer(values=LANES), rules.OK), (answer(cut=PAYLOAD), rules.ERROR_STREAM), (answer(), rules.ERROR_STREAM),
+    (answer(values=LANES, flags=p.FLAG_MIXED), rules.ERROR_MIXED), (answer(flags=p.FLAG_MIXED), rules.ERROR_MIXED),
+    (p.SparsePacket(p.RESULT, 0, TAG, 0, (p.NO_WORD,)).pack(), rules.ERROR_MIXED),
+    (p.V2Packet(p.RESULT, 0, TAG, 0, 0, 0, LANES).pack(), rules.ERROR_MIXED),
+])  # fmt: skip
 def test_results_that_contradict_the_rank(packet, error):
     worker = Worker(rank=0, workers=2, slots=1, job_tag=TAG, isn=0, payload_bytes=PAYLOAD)
     worker.x = np.zeros(PAYLOAD, np.uint8)

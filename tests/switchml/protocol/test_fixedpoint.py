@@ -165,31 +165,17 @@ def spread_values(dtype: str, chooser: random.Random) -> float | int:
     """A value of a kind that has its own corner: extremes, powers of two and just below, subnormals, anything."""
     if dtype.startswith("int"):
         info = np.iinfo(ELEMENT[dtype])
-        return chooser.choice(
-            [
-                int(info.min),
-                int(info.max),
-                -1,
-                0,
-                1,
-                chooser.randint(int(info.min), int(info.max)),
-                chooser.randint(-1000, 1000),
-            ]
-        )
+        return chooser.choice([
+            int(info.min), int(info.max), -1, 0, 1, chooser.randint(int(info.min), int(info.max)),
+            chooser.randint(-1000, 1000),
+        ])  # fmt: skip
     _, lowest, too_large = reference.SHAPES[dtype]
     sign = chooser.choice([-1.0, 1.0])
     e = chooser.randint(lowest, too_large - 1)
-    return sign * chooser.choice(
-        [
-            0.0,
-            SMALLEST[dtype],
-            LARGEST[dtype],
-            2.0**e,
-            below(e, dtype),
-            2.0**lowest,
-            float(np.dtype(dtype).type(chooser.random() * 2.0 ** chooser.choice([0, 1, e]))),
-        ]
-    )
+    return sign * chooser.choice([
+        0.0, SMALLEST[dtype], LARGEST[dtype], 2.0**e, below(e, dtype), 2.0**lowest,
+        float(np.dtype(dtype).type(chooser.random() * 2.0 ** chooser.choice([0, 1, e]))),
+    ])  # fmt: skip
 
 
 @given(

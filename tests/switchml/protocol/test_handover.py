@@ -151,15 +151,9 @@ class Journey(Network):
             return  # that aggregator has died before this rank heard of it
         worker = self.ranks[rank]
         other = Worker(
-            rank=rank,
-            workers=len(self.ranks),
-            slots=self.slots,
-            job_tag=self.job_tag,
-            isn=self.isn,
-            window=self.windows[rank],
-            two_queues=len(worker.queues) > 1,
-            **self.sizes,
-        )
+            rank=rank, workers=len(self.ranks), slots=self.slots, job_tag=self.job_tag, isn=self.isn,
+            window=self.windows[rank], two_queues=len(worker.queues) > 1, **self.sizes,
+        )  # fmt: skip
         worker.resume(other, data[1:], self.now)
         self.repeated += int((worker.state.slots["redo"] > 0).sum())
         self.base[rank] = np.minimum(self.base[rank], worker.queues["base"])
@@ -213,17 +207,9 @@ def compared(
     at_once = [chooser.random() < 0.5 for _ in ranks]
     span = chooser.choice([MILLISECOND // 4, MILLISECOND, 10 * MILLISECOND])
     journey = Journey(
-        moved,
-        moves,
-        span,
-        slots=slots,
-        windows=windows,
-        seed=seed,
-        weather=weather,
-        at_once=at_once,
-        large=large,
+        moved, moves, span, slots=slots, windows=windows, seed=seed, weather=weather, at_once=at_once, large=large,
         **options,
-    )
+    )  # fmt: skip
     journey.run(limit=120 * SECOND)
     assert together.wide(moved) == together.wide(calm)
     for column in zip(*moved, strict=True):
@@ -233,14 +219,9 @@ def compared(
 
 
 @given(
-    st.integers(1, 5),
-    st.sampled_from([1, 2, 4, 16]),
-    st.integers(0, 2**32),
-    st.integers(1, 4),
-    st.sampled_from([0.0, 0.02, 0.2]),
-    st.sampled_from([0.0, 0.2]),
-    st.sampled_from([0, 512, 2048]),
-)
+    st.integers(1, 5), st.sampled_from([1, 2, 4, 16]), st.integers(0, 2**32), st.integers(1, 4),
+    st.sampled_from([0.0, 0.02, 0.2]), st.sampled_from([0.0, 0.2]), st.sampled_from([0, 512, 2048]),
+)  # fmt: skip
 @example(3, 4, 7, 2, 0.0, 0.0, 0)
 @examples(100)
 def test_every_rank_gets_the_same_bits(workers, slots, seed, moves, loss, late, large):

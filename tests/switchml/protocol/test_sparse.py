@@ -131,19 +131,13 @@ def answer(words, *, seq: int = 0, mark: int = 0, values=None) -> bytes:
     return SparsePacket(RESULT, seq, TAG, mark, words, values).pack()
 
 
-@pytest.mark.parametrize(
-    ("packet", "error"),
-    [
-        (answer((sparse_word(3, 1),), mark=2), rules.ERROR_MIXED),
-        (answer((sparse_word(3, 1),), mark=1), rules.ERROR_OVERFLOW),
-        (answer((sparse_word(3, 1), NO_WORD)), rules.ERROR_MIXED),
-        (answer((sparse_word(4, 1),)), rules.ERROR_STREAM),
-        (answer((NO_WORD,)), rules.ERROR_STREAM),
-        (answer((sparse_word(3, -9),)), rules.ERROR_AHEAD),
-        (answer((sparse_word(3, 0),)), rules.OK),
-        (answer((sparse_word(2, 0),)), rules.OK),
-    ],
-)
+@pytest.mark.parametrize(("packet", "error"), [
+    (answer((sparse_word(3, 1),), mark=2), rules.ERROR_MIXED),
+    (answer((sparse_word(3, 1),), mark=1), rules.ERROR_OVERFLOW),
+    (answer((sparse_word(3, 1), NO_WORD)), rules.ERROR_MIXED), (answer((sparse_word(4, 1),)), rules.ERROR_STREAM),
+    (answer((NO_WORD,)), rules.ERROR_STREAM), (answer((sparse_word(3, -9),)), rules.ERROR_AHEAD),
+    (answer((sparse_word(3, 0),)), rules.OK), (answer((sparse_word(2, 0),)), rules.OK),
+])  # fmt: skip
 def test_results_that_contradict_the_rank(packet, error):
     worker = start(Sparse())
     worker.receive([packet], 1)

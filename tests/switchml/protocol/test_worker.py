@@ -77,14 +77,9 @@ def lock_step(workers, slots, window, payload, isn, wire, tensors, histories):
 
 
 @given(
-    st.sampled_from([1, 2, 3, 5]),
-    st.sampled_from([(1, 1), (2, 1), (4, 4), (8, 3)]),
-    st.sampled_from([256, 256, 1024]),
-    st.sampled_from([0, 2**31 - 16, 2**32 - 16]),
-    st.integers(0, 2**32),
-    st.sampled_from([0, 0, 1, 2]),
-    st.booleans(),
-)
+    st.sampled_from([1, 2, 3, 5]), st.sampled_from([(1, 1), (2, 1), (4, 4), (8, 3)]), st.sampled_from([256, 256, 1024]),
+    st.sampled_from([0, 2**31 - 16, 2**32 - 16]), st.integers(0, 2**32), st.sampled_from([0, 0, 1, 2]), st.booleans(),
+)  # fmt: skip
 @examples(80)
 def test_the_packets_of_the_specification(workers, shape, payload, isn, seed, wire, remembers):
     """Byte for byte and in order, for any list of tensors, in every mode, through the wrap of the sequence numbers."""

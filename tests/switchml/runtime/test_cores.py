@@ -8,17 +8,10 @@ import pytest
 from switchml.runtime import cores
 
 
-@pytest.mark.parametrize(
-    ("mine", "parts", "shares"),
-    [
-        ({0, 1}, 1, [{0, 1}]),
-        ({0, 1}, 2, [{0}, {1}]),
-        ({3, 5, 9}, 2, [{3}, {5, 9}]),
-        ({4}, 2, [{4}, {4}]),
-        ({0, 1}, 4, [{0}, {0}, {1}, {1}]),
-        (set(range(8)), 2, [{0, 1, 2, 3}, {4, 5, 6, 7}]),
-    ],
-)
+@pytest.mark.parametrize(("mine", "parts", "shares"), [
+    ({0, 1}, 1, [{0, 1}]), ({0, 1}, 2, [{0}, {1}]), ({3, 5, 9}, 2, [{3}, {5, 9}]), ({4}, 2, [{4}, {4}]),
+    ({0, 1}, 4, [{0}, {0}, {1}, {1}]), (set(range(8)), 2, [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+])  # fmt: skip
 def test_shares(monkeypatch, mine, parts, shares):
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: mine)
     assert [cores.share_of_cores(part, parts) for part in range(parts)] == shares

@@ -16,13 +16,9 @@ ROOT = Path(__file__).parents[3]
 
 def run(code: str, checkout: Path, cache: Path, **environment: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=checkout,
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout), "SWITCHML_CACHE_DIR": str(cache), **environment},
-    ).stdout
+    ).stdout  # fmt: skip
 
 
 def directories(checkout: Path, cache: Path, *modules: str, **environment: str) -> list[str]:

@@ -84,16 +84,9 @@ def test_parts_by_hand():
     found = parts(played)
     assert played.makespan_s == 7
     assert dict(zip(PARTS, found.by_rank[0].tolist(), strict=True)) == {
-        "compute": 3.5,
-        "compression": 0,
-        "exposed communication": 1.5,
-        "offload": 0,
-        "waiting for peers": 2,
-        "checkpoint": 0,
-        "host": 0,
-        "loading": 0,
-        "bubble": 0,
-    }
+        "compute": 3.5, "compression": 0, "exposed communication": 1.5, "offload": 0, "waiting for peers": 2,
+        "checkpoint": 0, "host": 0, "loading": 0, "bubble": 0,
+    }  # fmt: skip
     assert found.mean() == {"compute": 4.25, "exposed communication": 1.75, "waiting for peers": 1.0}
     assert found.hidden_communication_s() == 0.25
 

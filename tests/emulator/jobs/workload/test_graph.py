@@ -81,13 +81,9 @@ def test_blocks_are_the_same_as_ops_one_by_one():
         second = one_by_one.add_op(rank, 1, after=[first], micro_batch=1)
         one_by_one.add_op(rank, 0, after=[first, second], micro_batch=2)
         in_blocks.add_ops(
-            np.full(3, rank),
-            np.array([0, 1, 0]),
-            np.full(3, -1),
-            np.arange(3),
-            np.array([0, 0, 1, 3]),
+            np.full(3, rank), np.array([0, 1, 0]), np.full(3, -1), np.arange(3), np.array([0, 0, 1, 3]),
             np.array([0, 0, 1]),
-        )
+        )  # fmt: skip
     for name in ("op_type", "stream", "transfer", "micro_batch", "dep_start", "deps"):
         np.testing.assert_array_equal(getattr(one_by_one.build().ops, name), getattr(in_blocks.build().ops, name))
 
@@ -152,17 +148,14 @@ def test_later_op_may_be_waited_for():
     check(in_circles([0, 1], [1], []).build())
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"op_type": [0, 1, 0, 7]}, "op 3 names an op type 7, but there are 2"),
-        ({"stream": [0, 1, -1, 3]}, "op 2 names a stream -1, but there are 4"),
-        ({"transfer": [-1, 5, -1, 0]}, "op 1 names a transfer 5, but there are 1"),
-        ({"deps": [0, 9]}, "dependency 1 names an op to wait for 9, but there are 4"),
-        ({"micro_batch": [0]}, "different lengths"),
-        ({"dep_start": [0, 0, 1, 1, 1]}, "dep_start must rise from 0 to the 2"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"op_type": [0, 1, 0, 7]}, "op 3 names an op type 7, but there are 2"),
+    ({"stream": [0, 1, -1, 3]}, "op 2 names a stream -1, but there are 4"),
+    ({"transfer": [-1, 5, -1, 0]}, "op 1 names a transfer 5, but there are 1"),
+    ({"deps": [0, 9]}, "dependency 1 names an op to wait for 9, but there are 4"),
+    ({"micro_batch": [0]}, "different lengths"),
+    ({"dep_start": [0, 0, 1, 1, 1]}, "dep_start must rise from 0 to the 2"),
+])  # fmt: skip
 def test_numbers_out_of_range(arrays, message):
     graph = two_ranks().build()
     with pytest.raises(GraphError, match=message):

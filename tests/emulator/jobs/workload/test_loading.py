@@ -28,14 +28,10 @@ def datasets(draw, most_ranks=4):
     ranks = draw(st.integers(1, most_ranks))
     batch = ranks * draw(st.integers(1, 4))
     return Dataset(
-        samples=batch * draw(st.integers(1, 6)) + draw(st.integers(0, batch - 1)),
-        sample_bytes=1000.0,
-        global_batch=batch,
-        ranks=ranks,
-        epochs=draw(st.integers(1, 5)),
-        buffer_samples=draw(st.integers(0, 12)),
+        samples=batch * draw(st.integers(1, 6)) + draw(st.integers(0, batch - 1)), sample_bytes=1000.0,
+        global_batch=batch, ranks=ranks, epochs=draw(st.integers(1, 5)), buffer_samples=draw(st.integers(0, 12)),
         seed=draw(st.integers(0, 100)),
-    )
+    )  # fmt: skip
 
 
 SLOW_DISK = Storage(bytes_per_s=1e6, seek_s=2e-3)
@@ -217,14 +213,9 @@ def test_loading_of_a_job_by_hand():
     dataset = Dataset(samples=20, sample_bytes=100.0, global_batch=2, ranks=2, epochs=1)
     found = loading("pytorch", dataset, Storage(bytes_per_s=200.0), 2.0)
     assert found.to_json() == {
-        "loader": "pytorch",
-        "stall_s": pytest.approx(0.1),
-        "imbalance_s": 0.0,
-        "busy_s": 1.0,
-        "storage_bytes": 200.0,
-        "hit_rate": 0.0,
-        "largest_batch": 1,
-    }
+        "loader": "pytorch", "stall_s": pytest.approx(0.1), "imbalance_s": 0.0, "busy_s": 1.0, "storage_bytes": 200.0,
+        "hit_rate": 0.0, "largest_batch": 1,
+    }  # fmt: skip
     with pytest.raises(ConfigError, match="0 batches ahead"):
         loading("pytorch", dataset, SLOW_DISK, 2.0, prefetch=0)
 

@@ -9,39 +9,22 @@ from switchml.errors import ConfigError
 
 # Parameters as their authors count them: papers' tables, or the sum over published weights.
 PUBLISHED = {
-    "gpt2-124m": 124_439_808,
-    "gpt2-1.5b": 1_557_611_200,
-    "bert-base": 109e6,
-    "bert-large": 335e6,
-    "gpt3-175b": 174.6e9,
-    "megatron-530b": 529.6e9,
-    "megatron-1t": 1008e9,
-    "llama2-7b": 6_738_415_616,
-    "llama2-70b": 68_976_648_192,
-    "llama3-8b": 8_030_261_248,
-    "llama3-70b": 70_553_706_496,
-    "llama3-405b": 405_853_388_800,
-    "mixtral-8x7b": 46_702_792_704,
-    "resnet50": 25_557_032,
-    "vgg16": 138_357_544,
-    "vgg19": 143_667_240,
+    "gpt2-124m": 124_439_808, "gpt2-1.5b": 1_557_611_200, "bert-base": 109e6, "bert-large": 335e6, "gpt3-175b": 174.6e9,
+    "megatron-530b": 529.6e9, "megatron-1t": 1008e9, "llama2-7b": 6_738_415_616, "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800,
+    "mixtral-8x7b": 46_702_792_704, "resnet50": 25_557_032, "vgg16": 138_357_544, "vgg19": 143_667_240,
     "inception-v3": 27_161_264,
-}
+}  # fmt: skip
 # In billions: all, without embedding and output layer, activated by one token; None: not published. Qwen3: model cards
 # on Hugging Face. DeepSeek-V3: README_WEIGHTS.md of deepseek-ai/DeepSeek-V3, without its module for a further token.
 # Llama 4: MODEL_CARD.md of meta-llama/llama-models, without the vision encoder: 0.87, by the shapes in transformers.
 VISION = 0.87
 IN_BILLIONS = {
-    "qwen3-0.6b": (0.6, 0.44, None),
-    "qwen3-8b": (8.2, 6.95, None),
-    "qwen3-14b": (14.8, 13.2, None),
-    "qwen3-32b": (32.8, 31.2, None),
-    "qwen3-30b-a3b": (30.5, 29.9, 3.3),
-    "qwen3-235b-a22b": (235, 234, 22),
-    "deepseek-v3": (671, None, 36.7),
-    "llama4-scout": (109 - VISION, None, 17),
+    "qwen3-0.6b": (0.6, 0.44, None), "qwen3-8b": (8.2, 6.95, None), "qwen3-14b": (14.8, 13.2, None),
+    "qwen3-32b": (32.8, 31.2, None), "qwen3-30b-a3b": (30.5, 29.9, 3.3), "qwen3-235b-a22b": (235, 234, 22),
+    "deepseek-v3": (671, None, 36.7), "llama4-scout": (109 - VISION, None, 17),
     "llama4-maverick": (400 - VISION, None, 17),
-}
+}  # fmt: skip
 # Multiply-adds of forward, in units of 1e9, from the same sources (torchvision's model pages).
 MULTIPLY_ADDS = {"resnet50": 4.09, "vgg16": 15.47, "vgg19": 19.63, "inception-v3": 5.71}
 
@@ -103,15 +86,12 @@ def test_measured_stages(tmp_path):
     assert last.layer == ("layer 2",)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("net.csv", PIPELINE + "0,1,1,1,0,1\n1,1,1,1,2,1\n", "stages are .0.0, 2.0.; expected 0 for the first layer"),
-        ("net.csv", "layer_index,numel\n0,1\n", "missing: .'forward_pass_ns', 'backward_pass_ns'"),
-        ("net.csv", "layer_index,numel,forward_pass_ns,backward_pass_ns\n0,many,1,1\n", "line 2: expected a number"),
-        ("net.toml", 'title = "x"', "lacks source"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("net.csv", PIPELINE + "0,1,1,1,0,1\n1,1,1,1,2,1\n", "stages are .0.0, 2.0.; expected 0 for the first layer"),
+    ("net.csv", "layer_index,numel\n0,1\n", "missing: .'forward_pass_ns', 'backward_pass_ns'"),
+    ("net.csv", "layer_index,numel,forward_pass_ns,backward_pass_ns\n0,many,1,1\n", "line 2: expected a number"),
+    ("net.toml", 'title = "x"', "lacks source"),
+])  # fmt: skip
 def test_mistakes_in_files_are_named(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)

@@ -85,17 +85,14 @@ def test_pictures(tmp_path, ending):
         assert page.count('<figure class="chart"') == 2 and page.count('<html lang="en">') == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda path: None, "No such file or directory: expected one of gradient, activation, smooth, or a NumPy file"),
-        (lambda path: path.write_text("nothing"), "expected one of gradient, activation, smooth, or a NumPy file"),
-        (lambda path: np.save(path, np.arange(5)), "int64 of shape (5,): expected one array of floating-point numbers"),
-        (lambda path: np.save(path, np.zeros(0)), "float64 of shape (0,): expected one array"),
-        (lambda path: np.save(path, np.array([1.0, np.nan])), "it holds infinities or NaN"),
-        (lambda path: np.save(path, np.array([1e300])), "it holds infinities or NaN as float32"),
-    ],
-)
+@pytest.mark.parametrize(("make", "error"), [
+    (lambda path: None, "No such file or directory: expected one of gradient, activation, smooth, or a NumPy file"),
+    (lambda path: path.write_text("nothing"), "expected one of gradient, activation, smooth, or a NumPy file"),
+    (lambda path: np.save(path, np.arange(5)), "int64 of shape (5,): expected one array of floating-point numbers"),
+    (lambda path: np.save(path, np.zeros(0)), "float64 of shape (0,): expected one array"),
+    (lambda path: np.save(path, np.array([1.0, np.nan])), "it holds infinities or NaN"),
+    (lambda path: np.save(path, np.array([1e300])), "it holds infinities or NaN as float32"),
+])  # fmt: skip
 def test_bad_tensors(tmp_path, make, error):
     path = tmp_path / "x.npy"
     make(path)

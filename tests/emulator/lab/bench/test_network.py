@@ -44,14 +44,11 @@ def ready(require_program):
     require_program("tc")
 
 
-@pytest.mark.parametrize(
-    ("size", "repeats", "problem"),
-    [
-        (1 << 30, 100, "the links alone need .* s for this; --time-limit allows 3,600 s"),
-        (1024, 10**9, "the links alone need"),
-        (1 << 50, 1, "the ranks' tensors need about 9,007,199.3 GB, but .* GB are free"),
-    ],
-)
+@pytest.mark.parametrize(("size", "repeats", "problem"), [
+    (1 << 30, 100, "the links alone need .* s for this; --time-limit allows 3,600 s"),
+    (1024, 10**9, "the links alone need"),
+    (1 << 50, 1, "the ranks' tensors need about 9,007,199.3 GB, but .* GB are free"),
+])  # fmt: skip
 def test_what_takes_too_long_is_refused_before_it_begins(size, repeats, problem):
     experiment = bench.Experiment(4, LinkOptions(1e8), size, repeats=repeats)
     bench.check_size([bench.Experiment(4, LinkOptions(1e8), 1 << 24)], 3600)

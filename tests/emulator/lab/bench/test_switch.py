@@ -58,15 +58,11 @@ def test_entries_and_packets_of_an_stf_file(stf_path):
     assert call["match"][0].lpm.key == bytes([10, 0, 0, 0]) and call["match"][0].lpm.prefix_length == 8
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("add routes dst:0x0a000000/8 nonsense()", r"line 1: add: the program has no action"),
-        ("setdefault routes route()", r"line 1: setdefault: only add, packet"),
-        ("packet 0 0g", r"line 1: packet: "),
-        ("expect 1", r"there is no packet in it"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("add routes dst:0x0a000000/8 nonsense()", r"line 1: add: the program has no action"),
+    ("setdefault routes route()", r"line 1: setdefault: only add, packet"), ("packet 0 0g", r"line 1: packet: "),
+    ("expect 1", r"there is no packet in it"),
+])  # fmt: skip
 def test_an_stf_file_that_cannot_be_measured(tmp_path, text, message):
     path = tmp_path / "bad.stf"
     path.write_text(text)

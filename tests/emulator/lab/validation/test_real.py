@@ -50,15 +50,10 @@ def test_ranks_of_a_host_share_its_burst():
     assert shared > apart + 0.99 * 8 * BURST_BYTES / rate_bps
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"workers": (1, 2)}, "1 rank"),
-        ({"workers": (2, 2)}, "named twice"),
-        ({"rates_bps": (1e6, 1e6)}, "named twice"),
-        ({"steps": 2}, "expected 3 or more"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"workers": (1, 2)}, "1 rank"), ({"workers": (2, 2)}, "named twice"), ({"rates_bps": (1e6, 1e6)}, "named twice"),
+    ({"steps": 2}, "expected 3 or more"),
+])  # fmt: skip
 def test_plans_that_make_no_sense(options, message):
     with pytest.raises(ConfigError, match=message):
         RealPlan(**options)

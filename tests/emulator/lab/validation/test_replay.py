@@ -19,15 +19,11 @@ def test_self_replays_and_what_ifs_are_counted_apart():
     assert [row["kind"] for row in report["rows"]] == ["self-replay", "what-if", "what-if"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"workers": (1, 2)}, "expected different numbers from 2 up"),
-        ({"workers": (2, 2)}, "expected different numbers from 2 up"),
-        ({"steps": 2}, "expected 3 or more"),
-        ({"slowness": 1.0}, "expected more than 1"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"workers": (1, 2)}, "expected different numbers from 2 up"),
+    ({"workers": (2, 2)}, "expected different numbers from 2 up"), ({"steps": 2}, "expected 3 or more"),
+    ({"slowness": 1.0}, "expected more than 1"),
+])  # fmt: skip
 def test_plans_that_make_no_sense(options, message):
     with pytest.raises(ConfigError, match=message):
         ReplayPlan(**options)

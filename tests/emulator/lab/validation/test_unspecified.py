@@ -24,15 +24,11 @@ def without(asked: Request, names: tuple[str, ...]) -> Request:
     return request({"model": asked.model, "cluster": asked.cluster, "job": job})
 
 
-@pytest.mark.parametrize(
-    ("rows", "most"),
-    [
-        ([(row.request, row.tokens_per_s) for row in throughput.read(MPT)], 0.05),
-        ([(asked, rate * asked.job.gpus) for _, asked, rate in frameworks.torchtitan()], 0.1),
-        ([(asked, rate * asked.job.gpus) for _, asked, rate in frameworks.nemo()], 0.13),
-    ],
-    ids=["MPT", "torchtitan", "NeMo"],
-)
+@pytest.mark.parametrize(("rows", "most"), [
+    ([(row.request, row.tokens_per_s) for row in throughput.read(MPT)], 0.05),
+    ([(asked, rate * asked.job.gpus) for _, asked, rate in frameworks.torchtitan()], 0.1),
+    ([(asked, rate * asked.job.gpus) for _, asked, rate in frameworks.nemo()], 0.13),
+], ids=["MPT", "torchtitan", "NeMo"])  # fmt: skip
 def test_no_measured_job_is_refused(rows, most):
     errors = []
     for asked, tokens_per_s in rows:

@@ -69,19 +69,15 @@ def test_leaving_a_size_out(tmp_path):
     assert len(report["rows"]) == 4 and math.isfinite(report["mape"])
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("2,8,2,1024,16,8,512,2,2,1,99", "2 GPUs are not 2 x 2 x 1"),
-        ("2,8,2,1024,16,8,512,2,1,1,many", "line 2: expected numbers"),
-        ("2,8,2,1024,16,8,512,2,1,1,inf", "line 2: expected numbers above 0"),
-        ("2,0,2,1024,16,8,512,2,1,1,99", "line 2: expected numbers above 0"),
-        ("2,8,2,1024,16,8,512,2,1,1,99,5", "line 2: expected 11 values"),
-        ("2,8,2,1024,16,8,512,2,1,1", "line 2: expected 11 values"),
-        ("8" * 200_000, "field larger than field limit"),
-        ("2,8,2,1000,16,8,512,2,1,1,99", "must be a multiple of heads"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("2,8,2,1024,16,8,512,2,2,1,99", "2 GPUs are not 2 x 2 x 1"),
+    ("2,8,2,1024,16,8,512,2,1,1,many", "line 2: expected numbers"),
+    ("2,8,2,1024,16,8,512,2,1,1,inf", "line 2: expected numbers above 0"),
+    ("2,0,2,1024,16,8,512,2,1,1,99", "line 2: expected numbers above 0"),
+    ("2,8,2,1024,16,8,512,2,1,1,99,5", "line 2: expected 11 values"),
+    ("2,8,2,1024,16,8,512,2,1,1", "line 2: expected 11 values"), ("8" * 200_000, "field larger than field limit"),
+    ("2,8,2,1000,16,8,512,2,1,1,99", "must be a multiple of heads"),
+])  # fmt: skip
 def test_mistakes_in_files_are_named(tmp_path, line, message):
     path = tmp_path / "rows.csv"
     path.write_text(",".join(iterations.COLUMNS) + "\n" + line + "\n")
@@ -153,16 +149,11 @@ def test_all_that_a_folder_holds(tmp_path, monkeypatch):
     assert "MAPE" in run("all", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (MPT.replace("a100_80gb", "abacus"), "expected gpu to be one of a100_40gb"),
-        (MPT.replace("512", "many"), "expected numbers in gpus"),
-        (MPT.replace("512", "0"), "above 0"),
-        (MPT + ",5", "line 2: expected 11 values"),
-        (MPT.replace("125m", "1" * 200_000), "field larger than field limit"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    (MPT.replace("a100_80gb", "abacus"), "expected gpu to be one of a100_40gb"),
+    (MPT.replace("512", "many"), "expected numbers in gpus"), (MPT.replace("512", "0"), "above 0"),
+    (MPT + ",5", "line 2: expected 11 values"), (MPT.replace("125m", "1" * 200_000), "field larger than field limit"),
+])  # fmt: skip
 def test_mistakes_in_throughput_files_are_named(tmp_path, line, message):
     with pytest.raises(ConfigError, match=message):
         throughput.read(made_up_throughput(tmp_path / "rows.csv", line))

@@ -68,15 +68,11 @@ def test_every_bug_has_its_place(name):
     assert bug.wrong in changed and changed != source
 
 
-@pytest.mark.parametrize(
-    ("function", "place", "message"),
-    [
-        ("a:f", statement("b"), "has 2 statements with b, expected one"),
-        ("a:f", value_of("c"), "has 0 values with c, expected one"),
-        ("a:f", condition("b"), "has 0 conditions with b"),
-        ("a:g", statement("b"), "a.py has 0 'g', expected one"),
-    ],
-)
+@pytest.mark.parametrize(("function", "place", "message"), [
+    ("a:f", statement("b"), "has 2 statements with b, expected one"),
+    ("a:f", value_of("c"), "has 0 values with c, expected one"), ("a:f", condition("b"), "has 0 conditions with b"),
+    ("a:g", statement("b"), "a.py has 0 'g', expected one"),
+])  # fmt: skip
 def test_a_bug_without_one_place_is_an_error(function, place, message):
     with pytest.raises(ConfigError, match=message):
         Bug(function, place, "pass", "").planted("def f():\n    b = 1\n    b += 2\n")
@@ -89,15 +85,11 @@ def test_an_unknown_bug_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *(("", name) for name in ("version-bit", "early-end", "deaf", "never-again")),
-        *(("deadlines", name) for name in ("other-guess", "late-unsaid")),
-        *(("best-effort", name) for name in ("slots-kept", "rank-kept")),
-        ("failover", "no-redo"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [
+    *(("", name) for name in ("version-bit", "early-end", "deaf", "never-again")),
+    *(("deadlines", name) for name in ("other-guess", "late-unsaid")),
+    *(("best-effort", name) for name in ("slots-kept", "rank-kept")), ("failover", "no-redo"),
+])  # fmt: skip
 def test_seeds_find_planted_bugs(kind, name):
     """Some in the aggregator's kernels and in the worker's, and some elsewhere, which share what is compiled.
     `switchml simulate --plant NAME` does the same with the others."""

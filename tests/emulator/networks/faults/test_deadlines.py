@@ -73,16 +73,13 @@ def change(which, rank, **fields):
     which.entries[rank] = dataclasses.replace(which.entries[rank], **fields)
 
 
-@pytest.mark.parametrize(
-    ("rank", "fields", "problem"),
-    [
-        (2, {"kept": np.zeros(100, np.float32)}, "elements 64 ff. are not the sum of ranks"),
-        (1, {"kept": np.full(100, 7, np.float32)}, "memory of rank 1 is neither what it contributed nor zeros"),
-        (1, {"result": np.ones(100, np.float32)}, "bits of rank 1 differ from those of rank 0"),
-        (1, {"ranks": 3}, "rank 1 says that 3 ranks are in it, rank 0 2"),
-        (2, {"late_chunks": 0}, "rank 2 counts 0 late chunks, but 1 are in its memory"),
-    ],
-)
+@pytest.mark.parametrize(("rank", "fields", "problem"), [
+    (2, {"kept": np.zeros(100, np.float32)}, "elements 64 ff. are not the sum of ranks"),
+    (1, {"kept": np.full(100, 7, np.float32)}, "memory of rank 1 is neither what it contributed nor zeros"),
+    (1, {"result": np.ones(100, np.float32)}, "bits of rank 1 differ from those of rank 0"),
+    (1, {"ranks": 3}, "rank 1 says that 3 ranks are in it, rank 0 2"),
+    (2, {"late_chunks": 0}, "rank 2 counts 0 late chunks, but 1 are in its memory"),
+])  # fmt: skip
 def test_wrong_books_are_found(rank, fields, problem):
     wrong = book()
     change(wrong, rank, **fields)

@@ -48,16 +48,9 @@ def test_a_seed_repeats_itself(outcomes):
 # -- what must not pass --
 
 JOB = JobPlan(
-    "j",
-    (0, 1, 2),
-    4,
-    256,
-    "int32",
-    (PlannedCall("float32", 40, "sum", None, 0, 0, ""),) * 2,
-    (0,) * 3,
-    (True,) * 3,
+    "j", (0, 1, 2), 4, 256, "int32", (PlannedCall("float32", 40, "sum", None, 0, 0, ""),) * 2, (0,) * 3, (True,) * 3,
     True,
-)
+)  # fmt: skip
 KEY = (1, 1)
 
 
@@ -95,26 +88,20 @@ def test_a_result_where_an_error_was_due():
         checks(misfit, disagrees=True).result(KEY, 0, 0, np.zeros(40, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("error", "ledger", "is_late", "broke", "is_right"),
-    [
-        (PeerLost("", (1,)), {"departed": {1: "lost"}}, False, False, True),
-        (PeerLost("", (1,)), {}, False, False, False),
-        (PeerLost("", (2,)), {"departed": {1: "lost"}}, False, False, False),
-        (PeerLost("", ()), {"departed": {1: "lost"}}, False, False, False),
-        (PeerLost("", (0,)), {"departed": {0: "lost"}}, False, False, False),
-        (PeerLost("", (1,)), {"departed": {1: "left"}, "finished": {1: 0}}, False, False, True),
-        (PeerLost("", (1,)), {"departed": {1: "left"}, "finished": {1: 1}}, False, False, False),
-        (AggregatorLost(""), {}, False, True, True),
-        (AggregatorLost(""), {}, True, False, False),
-        (CollectiveTimeout(""), {}, True, False, True),
-        (CollectiveTimeout(""), {"departed": {1: "lost"}}, False, True, False),
-        (RanksDisagree(""), {"disagrees": True}, False, False, True),
-        (RanksDisagree(""), {"departed": {1: "lost"}}, True, True, False),
-        (SumOverflow(""), {}, True, True, False),
-        (JobError(""), {"departed": {1: "lost"}, "disagrees": True}, True, True, False),
-    ],
-)
+@pytest.mark.parametrize(("error", "ledger", "is_late", "broke", "is_right"), [
+    (PeerLost("", (1,)), {"departed": {1: "lost"}}, False, False, True), (PeerLost("", (1,)), {}, False, False, False),
+    (PeerLost("", (2,)), {"departed": {1: "lost"}}, False, False, False),
+    (PeerLost("", ()), {"departed": {1: "lost"}}, False, False, False),
+    (PeerLost("", (0,)), {"departed": {0: "lost"}}, False, False, False),
+    (PeerLost("", (1,)), {"departed": {1: "left"}, "finished": {1: 0}}, False, False, True),
+    (PeerLost("", (1,)), {"departed": {1: "left"}, "finished": {1: 1}}, False, False, False),
+    (AggregatorLost(""), {}, False, True, True), (AggregatorLost(""), {}, True, False, False),
+    (CollectiveTimeout(""), {}, True, False, True),
+    (CollectiveTimeout(""), {"departed": {1: "lost"}}, False, True, False),
+    (RanksDisagree(""), {"disagrees": True}, False, False, True),
+    (RanksDisagree(""), {"departed": {1: "lost"}}, True, True, False), (SumOverflow(""), {}, True, True, False),
+    (JobError(""), {"departed": {1: "lost"}, "disagrees": True}, True, True, False),
+])  # fmt: skip
 def test_errors_need_their_cause(error, ledger, is_late, broke, is_right):
     found = checks(**ledger)
     if is_right:

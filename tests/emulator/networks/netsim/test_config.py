@@ -39,35 +39,30 @@ def test_a_file_becomes_a_network(tmp_path):
     assert config.slots_of_jobs() == [1024, 0]
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({}, "a network without jobs"),
-        ({"jobs": [{"worker": 2}]}, r"jobs\[0\]: unknown key 'worker'; did you mean workers"),
-        ({"jobs": [{"workers": 0}]}, r"jobs\[0\]: workers is 0; expected 1 to 256"),
-        ({"jobs": [{"workers": "two"}]}, r"jobs\[0\], workers: expected a whole number, not 'two'"),
-        ({"jobs": [{"size_bytes": 6}]}, "multiple of 4"),
-        ({"jobs": [{"slots": 3}]}, "power of two"),
-        ({"jobs": [{"backend": "mpi"}]}, "expected one of switchml, ring"),
-        ({"jobs": [{"wire": "fp16"}]}, "expected one of int32, int16, int8"),
-        ({"jobs": [{"payload_bytes": 512}]}, "expected one of 256, 1024"),
-        ({"jobs": [{"workers": 2, "hosts": [1]}]}, "expected 2 hosts, one a rank"),
-        ({"jobs": [{"workers": 2, "hosts": [1, 1], "backend": "ring"}]}, "expected 2 different hosts"),
-        ({"jobs": [{"workers": 2, "late_ranks": {"2": 1.0}}]}, "expected ranks 0 to 1"),
-        ({"jobs": [{"late_ranks": {"x": 1.0}}]}, "keys are numbers"),
-        ({"jobs": [{}], "link": {"loss": 1.0}}, "link: loss is 1.0; expected at least 0 and less than 1"),
-        ({"jobs": [{}], "link": {"rate_bps": 0}}, "expected more than 0"),
-        ({"jobs": [{}], "link": {"delay_s": -1.0}}, "link: delay_s is -1.0; expected 0 to 1e9"),
-        ({"jobs": [{}], "racks": {}}, "racks"),
-        ({"jobs": [{}], "slow_hosts": {"9": {}}}, "host 9: expected 0 to 3"),
-        ({"jobs": [{}], "slow_hosts": {"1": {"rate": 1}}}, r"slow_hosts.1: unknown key 'rate'"),
-        ({"jobs": [{}], "links": {}}, "unknown key 'links'"),
-        ({"jobs": [{"slots": 64}] * 3, "switch": {"slots": 128}}, "job 2: 0 of the switch's 128 slots are free"),
-        ({"jobs": [{"density": 0.1}]}, "density = 0.1: .*expected block"),
-        ({"jobs": [{"block": 256, "overlap": "some"}]}, "overlap = 'some'"),
-        ({"jobs": [{"block": 256, "backend": "ring"}]}, "rings and other collectives send zeros"),
-    ],
-)
+@pytest.mark.parametrize(("table", "message"), [
+    ({}, "a network without jobs"),
+    ({"jobs": [{"worker": 2}]}, r"jobs\[0\]: unknown key 'worker'; did you mean workers"),
+    ({"jobs": [{"workers": 0}]}, r"jobs\[0\]: workers is 0; expected 1 to 256"),
+    ({"jobs": [{"workers": "two"}]}, r"jobs\[0\], workers: expected a whole number, not 'two'"),
+    ({"jobs": [{"size_bytes": 6}]}, "multiple of 4"), ({"jobs": [{"slots": 3}]}, "power of two"),
+    ({"jobs": [{"backend": "mpi"}]}, "expected one of switchml, ring"),
+    ({"jobs": [{"wire": "fp16"}]}, "expected one of int32, int16, int8"),
+    ({"jobs": [{"payload_bytes": 512}]}, "expected one of 256, 1024"),
+    ({"jobs": [{"workers": 2, "hosts": [1]}]}, "expected 2 hosts, one a rank"),
+    ({"jobs": [{"workers": 2, "hosts": [1, 1], "backend": "ring"}]}, "expected 2 different hosts"),
+    ({"jobs": [{"workers": 2, "late_ranks": {"2": 1.0}}]}, "expected ranks 0 to 1"),
+    ({"jobs": [{"late_ranks": {"x": 1.0}}]}, "keys are numbers"),
+    ({"jobs": [{}], "link": {"loss": 1.0}}, "link: loss is 1.0; expected at least 0 and less than 1"),
+    ({"jobs": [{}], "link": {"rate_bps": 0}}, "expected more than 0"),
+    ({"jobs": [{}], "link": {"delay_s": -1.0}}, "link: delay_s is -1.0; expected 0 to 1e9"),
+    ({"jobs": [{}], "racks": {}}, "racks"), ({"jobs": [{}], "slow_hosts": {"9": {}}}, "host 9: expected 0 to 3"),
+    ({"jobs": [{}], "slow_hosts": {"1": {"rate": 1}}}, r"slow_hosts.1: unknown key 'rate'"),
+    ({"jobs": [{}], "links": {}}, "unknown key 'links'"),
+    ({"jobs": [{"slots": 64}] * 3, "switch": {"slots": 128}}, "job 2: 0 of the switch's 128 slots are free"),
+    ({"jobs": [{"density": 0.1}]}, "density = 0.1: .*expected block"),
+    ({"jobs": [{"block": 256, "overlap": "some"}]}, "overlap = 'some'"),
+    ({"jobs": [{"block": 256, "backend": "ring"}]}, "rings and other collectives send zeros"),
+])  # fmt: skip
 def test_nonsense_is_refused_by_name(table, message):
     with pytest.raises(ConfigError, match=message):
         datafile.build(NetworkConfig, table)

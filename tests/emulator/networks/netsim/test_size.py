@@ -10,15 +10,12 @@ from switchml.errors import BudgetSpent, ConfigError
 from tests.support.bounded import bounded
 
 
-@pytest.mark.parametrize(
-    ("job", "problem"),
-    [
-        ({"size_bytes": 10**12}, "needs about 7,000.0 GB, but 1.0 GB are free"),
-        ({"size_bytes": 10**12, "backend": "ring"}, "needs about 7,000.0 GB"),
-        ({"workers": 256, "size_bytes": 10**8, "slots": 65_536}, "needs about .* GB, but 1.0 GB are free"),
-        ({"workers": 1, "hosts": (65_535,)}, None),
-    ],
-)
+@pytest.mark.parametrize(("job", "problem"), [
+    ({"size_bytes": 10**12}, "needs about 7,000.0 GB, but 1.0 GB are free"),
+    ({"size_bytes": 10**12, "backend": "ring"}, "needs about 7,000.0 GB"),
+    ({"workers": 256, "size_bytes": 10**8, "slots": 65_536}, "needs about .* GB, but 1.0 GB are free"),
+    ({"workers": 1, "hosts": (65_535,)}, None),
+])  # fmt: skip
 def test_memory(job, problem):
     config = NetworkConfig(jobs=(JobConfig(**job),))
     with bounded(seconds=20):

@@ -183,15 +183,10 @@ def test_rights(monkeypatch):
         namespaces.check_rights()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"rate_bps": 0},
-        {"rate_bps": 1e6, "loss": 1},
-        {"rate_bps": 1e6, "delay_s": -1},
-        {"rate_bps": 1e6, "queue_bytes": 9},
-    ],
-)
+@pytest.mark.parametrize("values", [
+    {"rate_bps": 0}, {"rate_bps": 1e6, "loss": 1}, {"rate_bps": 1e6, "delay_s": -1},
+    {"rate_bps": 1e6, "queue_bytes": 9},
+])  # fmt: skip
 def test_links_that_make_no_sense(values):
     with pytest.raises(ConfigError, match="expected"):
         LinkOptions(**values)

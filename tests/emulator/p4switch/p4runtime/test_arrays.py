@@ -96,15 +96,10 @@ def test_direct_meters(primary):
     assert not controller.read(direct_meter_entry={})[0].HasField("config")
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "value"),
-    [
-        ("sums", b"\xff\xff", 0xFFFF),
-        ("smalls", b"\x1f", 31),
-        ("wides", b"\x80" + bytes(16), 1 << 135),
-        ("signed", b"\xfe", 2**32 - 2),
-    ],
-)
+@pytest.mark.parametrize(("name", "data", "value"), [
+    ("sums", b"\xff\xff", 0xFFFF), ("smalls", b"\x1f", 31), ("wides", b"\x80" + bytes(16), 1 << 135),
+    ("signed", b"\xfe", 2**32 - 2),
+])  # fmt: skip
 def test_registers(primary, target, name, data, value):
     controller = primary("registers")
     number = controller.id("registers", name)

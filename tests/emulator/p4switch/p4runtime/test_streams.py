@@ -141,17 +141,13 @@ def test_bad_groups_and_sessions(primary, target):
     write_group(controller, "INSERT", 1, port(9))
     target.state.replication.max_nodes = 2
     cases = [
-        ("INSERT", 1, (), "ALREADY_EXISTS"),
-        ("MODIFY", 2, (), "NOT_FOUND"),
-        ("DELETE", 2, (), "NOT_FOUND"),
-        ("INSERT", 0, (), "INVALID_ARGUMENT"),
-        ("INSERT", 1 << 15, (), "INVALID_ARGUMENT"),
-        ("INSERT", 2, (port(512),), "INVALID_ARGUMENT"),
-        ("INSERT", 2, (port(1, 1 << 16),), "INVALID_ARGUMENT"),
+        ("INSERT", 1, (), "ALREADY_EXISTS"), ("MODIFY", 2, (), "NOT_FOUND"), ("DELETE", 2, (), "NOT_FOUND"),
+        ("INSERT", 0, (), "INVALID_ARGUMENT"), ("INSERT", 1 << 15, (), "INVALID_ARGUMENT"),
+        ("INSERT", 2, (port(512),), "INVALID_ARGUMENT"), ("INSERT", 2, (port(1, 1 << 16),), "INVALID_ARGUMENT"),
         ("INSERT", 2, (port(1), {"egress_port": 1}), "INVALID_ARGUMENT"),
         ("INSERT", 2, ({"port": b"\1", "backup_replicas": [{"port": b"\2\0"}]},), "INVALID_ARGUMENT"),
         ("MODIFY", 1, (port(1), port(1, 1), port(1, 2)), "RESOURCE_EXHAUSTED"),
-    ]
+    ]  # fmt: skip
     for kind, number, replicas, code in cases:
         with refused(code):
             write_group(controller, kind, number, *replicas)

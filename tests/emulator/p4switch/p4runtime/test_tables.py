@@ -34,32 +34,29 @@ def entries_of(controller, table, **fields):
     return controller.read(table_entry={"table_id": controller.id("tables", table), **fields})
 
 
-@pytest.mark.parametrize(
-    ("program", "table", "match", "action", "args", "priority"),
-    [
-        ("exact", "forward", {1: exact(0x112233445566), 2: exact(5)}, "rewrite", (3, 0xAABB, 7), 0),
-        ("lpm", "v4", {1: exact(0), 2: lpm(0x0A000000, 8)}, "send", (2,), 0),
-        ("lpm", "v4", {1: exact(1)}, "send", (2,), 0),
-        ("lpm", "v6", {1: lpm(0x20010DB8 << 96, 33)}, "mark", (1,), 0),
-        ("lpm", "odd", {1: lpm(0xABC, 12)}, "mark", (1,), 0),
-        ("lpm", "odd", {1: lpm(0xA00, 5)}, "mark", (1,), 0),
-        ("ternary", "rules", {1: ternary(0x0A000000, 0xFF000000), 2: ternary(1, 0x1001)}, "rule", (9,), 10),
-        ("ternary", "rules", {2: ternary(0, 0x1FFF)}, "rule", (9,), 2**31 - 1),
-        ("ternary", "rules", {}, "drop", (), 1),
-        ("range", "by_port", {1: exact(0x800), 2: within(1024, 65535)}, "send", (1,), 3),
-        ("range", "by_port", {1: exact(0x800)}, "send", (1,), 3),
-        ("optional", "pairs", {1: optional(0)}, "found", (300,), 4),
-        ("optional", "pairs", {1: optional(0x1234), 2: optional(1)}, "found", (0,), 4),
-        (
-            "mixed_keys",
-            "rules",
-            {1: exact(1), 2: exact(0), 3: exact(7), 4: ternary(1, 1), 5: within(0, 9)},
-            "rule",
-            (1,),
-            2,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("program", "table", "match", "action", "args", "priority"), [
+    ("exact", "forward", {1: exact(0x112233445566), 2: exact(5)}, "rewrite", (3, 0xAABB, 7), 0),
+    ("lpm", "v4", {1: exact(0), 2: lpm(0x0A000000, 8)}, "send", (2,), 0),
+    ("lpm", "v4", {1: exact(1)}, "send", (2,), 0),
+    ("lpm", "v6", {1: lpm(0x20010DB8 << 96, 33)}, "mark", (1,), 0),
+    ("lpm", "odd", {1: lpm(0xABC, 12)}, "mark", (1,), 0),
+    ("lpm", "odd", {1: lpm(0xA00, 5)}, "mark", (1,), 0),
+    ("ternary", "rules", {1: ternary(0x0A000000, 0xFF000000), 2: ternary(1, 0x1001)}, "rule", (9,), 10),
+    ("ternary", "rules", {2: ternary(0, 0x1FFF)}, "rule", (9,), 2**31 - 1),
+    ("ternary", "rules", {}, "drop", (), 1),
+    ("range", "by_port", {1: exact(0x800), 2: within(1024, 65535)}, "send", (1,), 3),
+    ("range", "by_port", {1: exact(0x800)}, "send", (1,), 3),
+    ("optional", "pairs", {1: optional(0)}, "found", (300,), 4),
+    ("optional", "pairs", {1: optional(0x1234), 2: optional(1)}, "found", (0,), 4),
+    (
+        "mixed_keys",
+        "rules",
+        {1: exact(1), 2: exact(0), 3: exact(7), 4: ternary(1, 1), 5: within(0, 9)},
+        "rule",
+        (1,),
+        2,
+    ),
+])  # fmt: skip
 def test_what_was_written_is_read(primary, program, table, match, action, args, priority):
     controller = primary(program)
     entry = insert(controller, table, match, controller.action(action, *args), priority=priority)
@@ -100,27 +97,24 @@ def test_the_highest_priority_wins(primary, target):
     assert sorted(entry.priority for entry in table.all_entries()) == [2**31 - 1 - 20, 2**31 - 1 - 10]
 
 
-@pytest.mark.parametrize(
-    ("program", "table", "match", "priority", "code", "word"),
-    [
-        ("exact", "forward", {1: exact(1)}, 0, "INVALID_ARGUMENT", "left out"),
-        ("exact", "forward", {1: exact(1), 2: exact(4096)}, 0, "OUT_OF_RANGE", "12 bits"),
-        ("exact", "forward", {1: exact(1), 2: {"exact": {"value": b""}}}, 0, "OUT_OF_RANGE", "empty"),
-        ("exact", "forward", {1: exact(1), 2: exact(1)}, 5, "INVALID_ARGUMENT", "priorities"),
-        ("exact", "forward", {1: exact(1), 2: ternary(1, 1)}, 0, "INVALID_ARGUMENT", "matches by exact"),
-        ("exact", "forward", {1: exact(1), 2: {}}, 0, "INVALID_ARGUMENT", "matches by exact"),
-        ("exact", "forward", {1: exact(1), 2: exact(1), 3: exact(1)}, 0, "INVALID_ARGUMENT", "no field 3"),
-        ("lpm", "v4", {1: exact(1), 2: lpm(0x0A000001, 8)}, 0, "INVALID_ARGUMENT", "beyond its prefix"),
-        ("lpm", "v4", {1: exact(1), 2: lpm(0, 0)}, 0, "INVALID_ARGUMENT", "left out"),
-        ("lpm", "v4", {1: exact(1), 2: lpm(0, 33)}, 0, "INVALID_ARGUMENT", "prefix of 33"),
-        ("ternary", "rules", {1: ternary(3, 1)}, 1, "INVALID_ARGUMENT", "outside its mask"),
-        ("ternary", "rules", {1: ternary(0, 0)}, 1, "INVALID_ARGUMENT", "left out"),
-        ("ternary", "rules", {1: ternary(1, 1)}, 0, "INVALID_ARGUMENT", "priority"),
-        ("ternary", "rules", {1: ternary(1, 1)}, -1, "INVALID_ARGUMENT", "priority"),
-        ("range", "by_port", {1: exact(1), 2: within(9, 8)}, 1, "INVALID_ARGUMENT", "empty"),
-        ("range", "by_port", {1: exact(1), 2: within(0, 65535)}, 1, "INVALID_ARGUMENT", "left out"),
-    ],
-)
+@pytest.mark.parametrize(("program", "table", "match", "priority", "code", "word"), [
+    ("exact", "forward", {1: exact(1)}, 0, "INVALID_ARGUMENT", "left out"),
+    ("exact", "forward", {1: exact(1), 2: exact(4096)}, 0, "OUT_OF_RANGE", "12 bits"),
+    ("exact", "forward", {1: exact(1), 2: {"exact": {"value": b""}}}, 0, "OUT_OF_RANGE", "empty"),
+    ("exact", "forward", {1: exact(1), 2: exact(1)}, 5, "INVALID_ARGUMENT", "priorities"),
+    ("exact", "forward", {1: exact(1), 2: ternary(1, 1)}, 0, "INVALID_ARGUMENT", "matches by exact"),
+    ("exact", "forward", {1: exact(1), 2: {}}, 0, "INVALID_ARGUMENT", "matches by exact"),
+    ("exact", "forward", {1: exact(1), 2: exact(1), 3: exact(1)}, 0, "INVALID_ARGUMENT", "no field 3"),
+    ("lpm", "v4", {1: exact(1), 2: lpm(0x0A000001, 8)}, 0, "INVALID_ARGUMENT", "beyond its prefix"),
+    ("lpm", "v4", {1: exact(1), 2: lpm(0, 0)}, 0, "INVALID_ARGUMENT", "left out"),
+    ("lpm", "v4", {1: exact(1), 2: lpm(0, 33)}, 0, "INVALID_ARGUMENT", "prefix of 33"),
+    ("ternary", "rules", {1: ternary(3, 1)}, 1, "INVALID_ARGUMENT", "outside its mask"),
+    ("ternary", "rules", {1: ternary(0, 0)}, 1, "INVALID_ARGUMENT", "left out"),
+    ("ternary", "rules", {1: ternary(1, 1)}, 0, "INVALID_ARGUMENT", "priority"),
+    ("ternary", "rules", {1: ternary(1, 1)}, -1, "INVALID_ARGUMENT", "priority"),
+    ("range", "by_port", {1: exact(1), 2: within(9, 8)}, 1, "INVALID_ARGUMENT", "empty"),
+    ("range", "by_port", {1: exact(1), 2: within(0, 65535)}, 1, "INVALID_ARGUMENT", "left out"),
+])  # fmt: skip
 def test_bad_keys(primary, program, table, match, priority, code, word):
     controller = primary(program)
     action = {"exact": ("send", 1), "lpm": ("send", 1), "ternary": ("rule", 1), "range": ("send", 1)}[program]

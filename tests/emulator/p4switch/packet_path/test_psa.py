@@ -34,18 +34,13 @@ def note(way, ingress, egress, instance, color, passes):
     return bytes((way, ingress, egress, instance, color, passes)) + b"!"
 
 
-@pytest.mark.parametrize(
-    ("way", "sent"),
-    [
-        (DROP, []),
-        (UNICAST, [(2, note(UNICAST, 0, 1, 0, GREEN, 1))]),
-        (MULTICAST, [(port, note(MULTICAST, 0, 2, 7, GREEN, 1)) for port in (3, 4)]),
-        (CLONE_IN, [(5, note(CLONE_IN, 0, 3, 0, 0, 0)), (2, note(CLONE_IN, 0, 1, 0, GREEN, 1))]),
-        (CLONE_OUT, [(2, note(CLONE_OUT, 0, 1, 0, GREEN, 1)), (5, note(CLONE_OUT, 0, 4, 0, GREEN, 1))]),
-        (RESUBMIT, [(2, note(RESUBMIT, 5, 1, 0, GREEN, 2))]),
-        (RECIRCULATE, [(2, note(RECIRCULATE, 6, 1, 0, GREEN, 2))]),
-    ],
-)
+@pytest.mark.parametrize(("way", "sent"), [
+    (DROP, []), (UNICAST, [(2, note(UNICAST, 0, 1, 0, GREEN, 1))]),
+    (MULTICAST, [(port, note(MULTICAST, 0, 2, 7, GREEN, 1)) for port in (3, 4)]),
+    (CLONE_IN, [(5, note(CLONE_IN, 0, 3, 0, 0, 0)), (2, note(CLONE_IN, 0, 1, 0, GREEN, 1))]),
+    (CLONE_OUT, [(2, note(CLONE_OUT, 0, 1, 0, GREEN, 1)), (5, note(CLONE_OUT, 0, 4, 0, GREEN, 1))]),
+    (RESUBMIT, [(2, note(RESUBMIT, 5, 1, 0, GREEN, 2))]), (RECIRCULATE, [(2, note(RECIRCULATE, 6, 1, 0, GREEN, 2))]),
+])  # fmt: skip
 def test_every_way(switch, way, sent):
     assert switch.receive(1, note(way, 0, 0, 0, 0, 0)) == sent
     passes = 2 if way in (RESUBMIT, RECIRCULATE) else 1

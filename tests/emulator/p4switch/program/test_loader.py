@@ -63,21 +63,18 @@ def test_messages_name_the_object_and_its_line():
     assert "lookahead.p4:" in message
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda root: root["__meta__"].update(version=[3, 0]), "version 3.0"),
-        (lambda root: root["__meta__"].update(version=[2, 99]), "2.0 to 2.24"),
-        (lambda root: root["headers"][0].update(header_type="nowhere"), "no header type named 'nowhere'"),
-        (lambda root: root["parsers"][0].update(init_state="nowhere"), "no parse state named 'nowhere'"),
-        (lambda root: root["pipelines"][0].update(name="elsewhere"), "lacks a pipeline named 'ingress'"),
-        (lambda root: root["actions"].append(dict(root["actions"][0])), "two objects of type action with the id"),
-        (lambda root: root["deparsers"][0]["order"].append("nowhere"), "no header named 'nowhere'"),
-        (lambda root: root.update(extern_instances=[{"name": "x", "id": 0, "type": "mine"}]), "knows no externs"),
-        (lambda root: root["headers"].append(root["headers"][0]), "two objects of type header named"),
-        (lambda root: root["pipelines"][0].update(init_table="nowhere"), "control-flow node named 'nowhere'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "expected"), [
+    (lambda root: root["__meta__"].update(version=[3, 0]), "version 3.0"),
+    (lambda root: root["__meta__"].update(version=[2, 99]), "2.0 to 2.24"),
+    (lambda root: root["headers"][0].update(header_type="nowhere"), "no header type named 'nowhere'"),
+    (lambda root: root["parsers"][0].update(init_state="nowhere"), "no parse state named 'nowhere'"),
+    (lambda root: root["pipelines"][0].update(name="elsewhere"), "lacks a pipeline named 'ingress'"),
+    (lambda root: root["actions"].append(dict(root["actions"][0])), "two objects of type action with the id"),
+    (lambda root: root["deparsers"][0]["order"].append("nowhere"), "no header named 'nowhere'"),
+    (lambda root: root.update(extern_instances=[{"name": "x", "id": 0, "type": "mine"}]), "knows no externs"),
+    (lambda root: root["headers"].append(root["headers"][0]), "two objects of type header named"),
+    (lambda root: root["pipelines"][0].update(init_table="nowhere"), "control-flow node named 'nowhere'"),
+])  # fmt: skip
 def test_what_is_refused(change, expected):
     assert expected in broken(change)
 

@@ -15,28 +15,21 @@ PROGRAMS = (
 BAD = (True, -1, 1.5, "nonsense", [[]], {"x": []})
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("field_aliases", 0, 0), ["a", "b"], "field_aliases[0][0] is ['a', 'b'], but should be a string"),
-        (("field_aliases", 0, 1), ["nonsense", "b"], "field_aliases[0]: there is no header named 'nonsense'"),
-        (("headers", 1, "id"), [], "headers[1].id is [], but should be a whole number"),
-        (("headers", 1, "id"), 2**70, f"headers[1].id is {2**70}, but should be a whole number of 64 bits"),
-        (("headers",), 3, "headers is 3, but should be a list"),
-        (("pipelines", 0, "tables", 0, "key"), None, "pipelines[0].tables[0].key is None, but should be a list"),
-        (
-            ("parsers", 0, "parse_states", 0, "transitions", 0, "next_state"),
-            1,
-            ".next_state is 1, but should be a string",
-        ),
-        (
-            ("parsers", 0, "parse_states", 0, "parser_ops"),
-            [{"op": "extract", "parameters": [], "source_info": {"line": "12"}}],
-            ".parser_ops[0].source_info.line is '12', but should be a whole number",
-        ),
-        (("actions", 0, "primitives"), [{"op": "drop"}], "actions[0].primitives[0] lacks 'parameters'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "message"), [
+    (("field_aliases", 0, 0), ["a", "b"], "field_aliases[0][0] is ['a', 'b'], but should be a string"),
+    (("field_aliases", 0, 1), ["nonsense", "b"], "field_aliases[0]: there is no header named 'nonsense'"),
+    (("headers", 1, "id"), [], "headers[1].id is [], but should be a whole number"),
+    (("headers", 1, "id"), 2**70, f"headers[1].id is {2**70}, but should be a whole number of 64 bits"),
+    (("headers",), 3, "headers is 3, but should be a list"),
+    (("pipelines", 0, "tables", 0, "key"), None, "pipelines[0].tables[0].key is None, but should be a list"),
+    (("parsers", 0, "parse_states", 0, "transitions", 0, "next_state"), 1, ".next_state is 1, but should be a string"),
+    (
+        ("parsers", 0, "parse_states", 0, "parser_ops"),
+        [{"op": "extract", "parameters": [], "source_info": {"line": "12"}}],
+        ".parser_ops[0].source_info.line is '12', but should be a whole number",
+    ),
+    (("actions", 0, "primitives"), [{"op": "drop"}], "actions[0].primitives[0] lacks 'parameters'"),
+])  # fmt: skip
 def test_the_path(path, value, message):
     root = json.loads(PATHS["exact"].read_text())
     put(root, path, value)
@@ -92,20 +85,17 @@ def test_every_node_replaced(name):
             put(root, path, before)
 
 
-@pytest.mark.parametrize(
-    ("program", "path", "value", "expected"),
-    [
-        ("registers", ("register_arrays", 0, "size"), 2**26 + 1, "0 to 67,108,864"),
-        ("registers", ("register_arrays", 0, "bitwidth"), 65_537, "0 to 65,536"),
-        ("counters", ("counter_arrays", 0, "size"), -1, "0 to 67,108,864"),
-        ("meters", ("meter_arrays", 0, "rate_count"), 0, "1 to 16"),
-        ("exact", ("pipelines", 0, "tables", 0, "max_size"), -1, "0 to 4,294,967,295"),
-        ("exact", ("errors", 0, 1), -1, "0 to 4,294,967,295"),
-        ("action_selector", ("pipelines", 0, "action_profiles", 0, "max_size"), -1, "0 to 4,294,967,295"),
-        ("varbit", ("header_types", 1, "max_length"), 8193, "0 to 8,192"),
-        ("exact", ("actions", 0, "runtime_data"), [{"name": "x", "bitwidth": -1}], "0 to 65,536"),
-    ],
-)
+@pytest.mark.parametrize(("program", "path", "value", "expected"), [
+    ("registers", ("register_arrays", 0, "size"), 2**26 + 1, "0 to 67,108,864"),
+    ("registers", ("register_arrays", 0, "bitwidth"), 65_537, "0 to 65,536"),
+    ("counters", ("counter_arrays", 0, "size"), -1, "0 to 67,108,864"),
+    ("meters", ("meter_arrays", 0, "rate_count"), 0, "1 to 16"),
+    ("exact", ("pipelines", 0, "tables", 0, "max_size"), -1, "0 to 4,294,967,295"),
+    ("exact", ("errors", 0, 1), -1, "0 to 4,294,967,295"),
+    ("action_selector", ("pipelines", 0, "action_profiles", 0, "max_size"), -1, "0 to 4,294,967,295"),
+    ("varbit", ("header_types", 1, "max_length"), 8193, "0 to 8,192"),
+    ("exact", ("actions", 0, "runtime_data"), [{"name": "x", "bitwidth": -1}], "0 to 65,536"),
+])  # fmt: skip
 def test_sizes_have_ranges(program, path, value, expected):
     root = json.loads(PATHS[program].read_text())
     *way, last = path

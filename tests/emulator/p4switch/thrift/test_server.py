@@ -136,13 +136,10 @@ OF_SELECTORS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "table", "calls"),
-    [
-        ("action_profile", "MyIngress.flows", OF_SIMPLE_TABLES + OF_SELECTORS),
-        ("exact", "MyIngress.forward", OF_PROFILES + OF_SELECTORS),
-    ],
-)
+@pytest.mark.parametrize(("name", "table", "calls"), [
+    ("action_profile", "MyIngress.flows", OF_SIMPLE_TABLES + OF_SELECTORS),
+    ("exact", "MyIngress.forward", OF_PROFILES + OF_SELECTORS),
+])  # fmt: skip
 def test_the_type_of_a_table_is_looked_at_first(serve, name, table, calls):
     device, _ = serve(name)
     client = serve.client()
@@ -182,20 +179,17 @@ def test_const_entries_can_be_cleared_but_not_changed(serve):
     assert not len(device.state.table(table.name))
 
 
-@pytest.mark.parametrize(
-    ("service", "name", "arguments", "operation", "code"),
-    [
-        ("standard", "bm_mt_get_num_entries", {"table": "x"}, "Table", "INVALID_TABLE_NAME"),
-        ("standard", "bm_mt_add_entry", {"table": "MyIngress.forward", "match": []}, "Table", "INVALID_ACTION_NAME"),
-        ("standard", "bm_counter_read", {"counter": "x"}, "Counter", "INVALID_COUNTER_NAME"),
-        ("standard", "bm_learning_ack_buffer", {"list_id": 5}, "Learn", "INVALID_LIST_ID"),
-        ("standard", "bm_dev_mgr_remove_port", {"port": 5}, "DevMgr", "ERROR"),
-        ("standard", "bm_get_id_from_name", {"sort": 0, "name": "x"}, "IdLookup", "INVALID_RESOURCE_NAME"),
-        ("standard", "bm_get_id_from_name", {"sort": 77, "name": "x"}, "IdLookup", "INVALID_RESOURCE_TYPE"),
-        ("simple_pre", "bm_mc_node_create", {"rid": 1, "ports": "012"}, "Thrift", "ERROR"),
-        ("simple_switch", "mirroring_session_get", {"session": 3}, "Mirroring", "SESSION_NOT_FOUND"),
-    ],
-)
+@pytest.mark.parametrize(("service", "name", "arguments", "operation", "code"), [
+    ("standard", "bm_mt_get_num_entries", {"table": "x"}, "Table", "INVALID_TABLE_NAME"),
+    ("standard", "bm_mt_add_entry", {"table": "MyIngress.forward", "match": []}, "Table", "INVALID_ACTION_NAME"),
+    ("standard", "bm_counter_read", {"counter": "x"}, "Counter", "INVALID_COUNTER_NAME"),
+    ("standard", "bm_learning_ack_buffer", {"list_id": 5}, "Learn", "INVALID_LIST_ID"),
+    ("standard", "bm_dev_mgr_remove_port", {"port": 5}, "DevMgr", "ERROR"),
+    ("standard", "bm_get_id_from_name", {"sort": 0, "name": "x"}, "IdLookup", "INVALID_RESOURCE_NAME"),
+    ("standard", "bm_get_id_from_name", {"sort": 77, "name": "x"}, "IdLookup", "INVALID_RESOURCE_TYPE"),
+    ("simple_pre", "bm_mc_node_create", {"rid": 1, "ports": "012"}, "Thrift", "ERROR"),
+    ("simple_switch", "mirroring_session_get", {"session": 3}, "Mirroring", "SESSION_NOT_FOUND"),
+])  # fmt: skip
 def test_refusals(serve, service, name, arguments, operation, code):
     serve("exact")
     with pytest.raises(ControlError) as caught:

@@ -141,13 +141,9 @@ def _plan(*calls, freed=()):
 def test_what_waits_is_not_joined():
     """A sum that waits for a product of a kernel's result can't be in that kernel; what nobody reads joins later."""
     calls = [
-        ("aten.mul.Tensor", (1,), (2,)),
-        ("aten.exp.default", (2,), (3,)),
-        ("aten.mm.default", (2, 1), (4,)),
-        ("aten.add.Tensor", (3, 4), (5,)),
-        ("aten.tanh.default", (1,), (6,)),
-        ("aten.mul.Tensor", (5, 6), (7,)),
-    ]
+        ("aten.mul.Tensor", (1,), (2,)), ("aten.exp.default", (2,), (3,)), ("aten.mm.default", (2, 1), (4,)),
+        ("aten.add.Tensor", (3, 4), (5,)), ("aten.tanh.default", (1,), (6,)), ("aten.mul.Tensor", (5, 6), (7,)),
+    ]  # fmt: skip
     begins, absent = _plan(*calls, freed=(2, 3, 4, 5, 6))
     assert begins == [0, 2, 3] and absent == {5, 6}
 

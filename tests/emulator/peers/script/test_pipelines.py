@@ -120,17 +120,11 @@ def test_a_message_that_nobody_sends(tmp_path):
         play([str(script), "forgotten"], "h100-dgx", 16, quiet=True)
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        ("given = [rank // half]; dist.broadcast_object_list(given, 0); assert given == [0]", ""),
-        (
-            "given = torch.full((3,), rank, device=device); dist.broadcast(given, 0); assert given.tolist() == [0] * 3",
-            "",
-        ),
-        ("given = torch.tensor([rank]); dist.all_reduce(given)", "ranks 0 and 8 bring different values"),
-    ],
-)
+@pytest.mark.parametrize(("call", "error"), [
+    ("given = [rank // half]; dist.broadcast_object_list(given, 0); assert given == [0]", ""),
+    ("given = torch.full((3,), rank, device=device); dist.broadcast(given, 0); assert given.tolist() == [0] * 3", ""),
+    ("given = torch.tensor([rank]); dist.all_reduce(given)", "ranks 0 and 8 bring different values"),
+])  # fmt: skip
 def test_values_that_a_script_looks_at(tmp_path, call, error):
     """A broadcast's come from its root; a sum of what stages have is refused."""
     script = tmp_path / "train.py"

@@ -113,15 +113,11 @@ def test_job_files_and_options_together(tmp_path, result):
     assert switchml.emulate(file, gpus=8).iteration_s == result.iteration_s
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "resnet50", "gpu": 8}, "unknown option 'gpu'; did you mean gpus?"),
-        ({"gpus": 8}, "no model"),
-        ({"model": "resnet50", "gpus": [8]}, "gpus: expected a whole number"),
-        ({"model": "resnet50", "run": {"step": 1}}, "run: unknown key 'step'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"model": "resnet50", "gpu": 8}, "unknown option 'gpu'; did you mean gpus?"), ({"gpus": 8}, "no model"),
+    ({"model": "resnet50", "gpus": [8]}, "gpus: expected a whole number"),
+    ({"model": "resnet50", "run": {"step": 1}}, "run: unknown key 'step'"),
+])  # fmt: skip
 def test_nonsense_is_refused_in_words(options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         switchml.emulate(**options)

@@ -112,18 +112,12 @@ def test_long_timelines_show_one_rank_of_each_stage(played):
 # Lanes
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "phase"),
-    [
-        ("layer 3 forward", Kind.COMPUTE, "forward"),
-        ("layer 3 backward", Kind.COMPUTE, "backward"),
-        ("layer 3 recompute", Kind.COMPUTE, "recompute"),
-        ("Adam", Kind.COMPUTE, "optimizer"),
-        ("gradients", Kind.COLLECTIVE, "communication"),
-        ("quantize", Kind.CODEC, "compression"),
-        ("batch", Kind.LOAD, "loading"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "phase"), [
+    ("layer 3 forward", Kind.COMPUTE, "forward"), ("layer 3 backward", Kind.COMPUTE, "backward"),
+    ("layer 3 recompute", Kind.COMPUTE, "recompute"), ("Adam", Kind.COMPUTE, "optimizer"),
+    ("gradients", Kind.COLLECTIVE, "communication"), ("quantize", Kind.CODEC, "compression"),
+    ("batch", Kind.LOAD, "loading"),
+])  # fmt: skip
 def test_phases(name, kind, phase):
     assert phase_of(name, kind) == phase
 
@@ -225,21 +219,10 @@ def test_browser_draws_the_page(page, browser):
 # Tables
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (1.234, "1.23 s"),
-        (0.0456, "45.6 ms"),
-        (0.000789, "789 µs"),
-        (2e-9, "2.00 ns"),
-        (90, "90.0 s"),
-        (150, "2.50 min"),
-        (86400, "24.0 h"),
-        (86400 * 34.25, "34.2 d"),
-        (86400 * 2000, "2,000 d"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0, "0 s"), (1.234, "1.23 s"), (0.0456, "45.6 ms"), (0.000789, "789 µs"), (2e-9, "2.00 ns"), (90, "90.0 s"),
+    (150, "2.50 min"), (86400, "24.0 h"), (86400 * 34.25, "34.2 d"), (86400 * 2000, "2,000 d"),
+])  # fmt: skip
 def test_times_in_words(seconds, text):
     assert time_text(seconds) == text
 
@@ -295,15 +278,10 @@ def test_a_long_name_folds():
     assert lines[3].split()[0] + "".join(lines[4:]) == name
 
 
-@pytest.mark.parametrize(
-    ("longest_s", "name", "text", "signed"),
-    [
-        (2e-3, "ms", "1.000", "−1.000"),
-        (0.5, "ms", "1.0", "−1.0"),
-        (12.0, "s", "0.00", "−0.00"),
-        (0.0, "s", "0.001", "−0.001"),
-    ],
-)
+@pytest.mark.parametrize(("longest_s", "name", "text", "signed"), [
+    (2e-3, "ms", "1.000", "−1.000"), (0.5, "ms", "1.0", "−1.0"), (12.0, "s", "0.00", "−0.00"),
+    (0.0, "s", "0.001", "−0.001"),
+])  # fmt: skip
 def test_a_column_of_times_has_one_unit(longest_s, name, text, signed):
     unit = TimeUnit([0.0, longest_s])
     assert (unit.name, unit.text(1e-3), unit.signed(-1e-3)) == (name, text, signed)

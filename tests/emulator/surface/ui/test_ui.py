@@ -67,35 +67,21 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(server):
     assert headers["Cache-Control"] == "no-store" and headers["X-Frame-Options"] == "DENY"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "kind", "status"),
-    [
-        ("/emulate", "[]", "application/json", 400),
-        ("/emulate", "{", "application/json", 400),
-        ("/emulate", "[" * 60_000, "application/json", 400),
-        ("/emulate", "{}", "text/plain", 415),
-        ("/emulate", "x" * 70_000, "application/json", 413),
-        ("/nothing", "{}", "application/json", 404),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "kind", "status"), [
+    ("/emulate", "[]", "application/json", 400), ("/emulate", "{", "application/json", 400),
+    ("/emulate", "[" * 60_000, "application/json", 400), ("/emulate", "{}", "text/plain", 415),
+    ("/emulate", "x" * 70_000, "application/json", 413), ("/nothing", "{}", "application/json", 404),
+])  # fmt: skip
 def test_nonsense_is_refused(server, path, body, kind, status):
     found, _, text = ask(server, "POST", path, body, server.token, kind)
     assert found == status and json.loads(text)["error"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"model": "os:system"},
-        {"model": "/etc/passwd"},
-        {"model": "resnet50", "cluster": "../x.toml"},
-        {"nccl_tables": "/etc"},
-        {"model": "resnet50", "gpus": "1e9"},
-        {"model": "resnet50", "split": "all"},
-        {"model": "resnet50", "steps": "1" * 41},
-        {"model": "resnet50", "gpus": "<b>"},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"model": "os:system"}, {"model": "/etc/passwd"}, {"model": "resnet50", "cluster": "../x.toml"},
+    {"nccl_tables": "/etc"}, {"model": "resnet50", "gpus": "1e9"}, {"model": "resnet50", "split": "all"},
+    {"model": "resnet50", "steps": "1" * 41}, {"model": "resnet50", "gpus": "<b>"},
+])  # fmt: skip
 def test_only_names_and_numbers_can_be_chosen(server, options):
     status, _, text = ask(server, "POST", "/emulate", json.dumps({"options": options}), server.token)
     assert status == 400 and "<" not in text

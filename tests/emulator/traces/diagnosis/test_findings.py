@@ -49,19 +49,16 @@ def only(joined, kind):
     return found[0]
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        HEALTHY,
-        replace(HEALTHY, ranks=1),
-        replace(HEALTHY, ranks=2, hosts=("a", "a")),
-        replace(HEALTHY, ranks=3, pipeline_bytes=1e6, links=lambda source, to: 1e11),
-        replace(HEALTHY, ranks=6, pipeline_bytes=4e6, links=lambda source, to: 2e9),
-        replace(HEALTHY, launch_s=1e-6),
-        replace(HEALTHY, metrics=5, metric_s=1e-6),
-        replace(HEALTHY, codec_s=1e-5, ratio=4.0),
-    ],
-)
+@pytest.mark.parametrize("job", [
+    HEALTHY,
+    replace(HEALTHY, ranks=1),
+    replace(HEALTHY, ranks=2, hosts=("a", "a")),
+    replace(HEALTHY, ranks=3, pipeline_bytes=1e6, links=lambda source, to: 1e11),
+    replace(HEALTHY, ranks=6, pipeline_bytes=4e6, links=lambda source, to: 2e9),
+    replace(HEALTHY, launch_s=1e-6),
+    replace(HEALTHY, metrics=5, metric_s=1e-6),
+    replace(HEALTHY, codec_s=1e-5, ratio=4.0),
+])  # fmt: skip
 def test_nothing_to_change_is_an_answer(job):
     assert diagnose(traced(job, iterations=6)).findings == []
 
@@ -168,13 +165,10 @@ def test_where_a_trouble_is_seen():
     assert only(traced(TROUBLES["slow launches"].job, iterations=4), "starved accelerator").is_bound
 
 
-@pytest.mark.parametrize(
-    ("kind", "job"),
-    [
-        ("synchronizations", replace(HEALTHY, launch_s=0.0015)),
-        ("compression", replace(SLOW_NETWORK, bytes_per_s=1e8, codec_s=0.001, ratio=20.0)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "job"), [
+    ("synchronizations", replace(HEALTHY, launch_s=0.0015)),
+    ("compression", replace(SLOW_NETWORK, bytes_per_s=1e8, codec_s=0.001, ratio=20.0)),
+])  # fmt: skip
 def test_what_is_no_trouble_is_not_found(kind, job):
     assert kind not in [finding.kind for finding in diagnose(traced(job)).findings]
 

@@ -27,17 +27,11 @@ JOBS = ddp_jobs.jobs(
     slowness=st.lists(st.sampled_from([1.0, 1.5]), min_size=3, max_size=3),
 )
 SETTINGS = st.builds(
-    Setting,
-    buckets=st.one_of(st.just(()), CAPS),
-    allreduce=st.sampled_from(["", "ps"]),
-    codec=st.lists(st.sampled_from(["", *CODECS]), max_size=2).map(tuple),
-    priority=st.booleans(),
-    precision=st.sampled_from(["", "half"]),
-    recompute=st.booleans(),
-    fuse=st.booleans(),
-    accumulate=st.integers(1, 3),
+    Setting, buckets=st.one_of(st.just(()), CAPS), allreduce=st.sampled_from(["", "ps"]),
+    codec=st.lists(st.sampled_from(["", *CODECS]), max_size=2).map(tuple), priority=st.booleans(),
+    precision=st.sampled_from(["", "half"]), recompute=st.booleans(), fuse=st.booleans(), accumulate=st.integers(1, 3),
     batch=st.sampled_from([1.0, 2.0]),
-)
+)  # fmt: skip
 
 
 def end_s(joined):

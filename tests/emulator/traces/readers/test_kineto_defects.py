@@ -114,17 +114,14 @@ def first_kernel(events, **changed):
     return events
 
 
-@pytest.mark.parametrize(
-    ("changed", "note"),
-    [
-        ({"ts": 0, "dur": 0}, "1 event that begins over an hour from all others (forward)"),
-        ({"ts": START_US + 10**11}, "1 event that begins over an hour from all others (forward)"),
-        ({"dur": -5}, "1 event that lasts less than nothing (forward)"),
-        ({"dur": 2**64 / 1000}, "1 event that lasts longer than an hour (forward)"),
-        ({"ts": "inf"}, "1 event that has no finite times (forward)"),
-        ({"ts": START_US - 700_000}, "1 event that begins before its launch (forward)"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "note"), [
+    ({"ts": 0, "dur": 0}, "1 event that begins over an hour from all others (forward)"),
+    ({"ts": START_US + 10**11}, "1 event that begins over an hour from all others (forward)"),
+    ({"dur": -5}, "1 event that lasts less than nothing (forward)"),
+    ({"dur": 2**64 / 1000}, "1 event that lasts longer than an hour (forward)"),
+    ({"ts": "inf"}, "1 event that has no finite times (forward)"),
+    ({"ts": START_US - 700_000}, "1 event that begins before its launch (forward)"),
+])  # fmt: skip
 def test_an_event_with_an_impossible_time_is_left_out_and_named(changed, note, tmp_path):
     traces = each_rank(tmp_path, lambda events, rank: first_kernel(events, **changed))
     assert [trace.about["dropped"] for trace in traces] == [note, note]
@@ -238,16 +235,12 @@ def test_old_torch_puts_annotations_among_operators(tmp_path):
 # Kernels of communication
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        "void dpsk::ep::internode::dispatch<false, 8, false, 12288, 4>(int4*, float*)",
-        "void nvshmemi_alltoall_on_stream_kernel<char>(int)",
-        "void mscclpp::allreduce7<__half>(__half*, int)",
-        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)",
-        "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(int)",
-    ],
-)
+@pytest.mark.parametrize("kernel", [
+    "void dpsk::ep::internode::dispatch<false, 8, false, 12288, 4>(int4*, float*)",
+    "void nvshmemi_alltoall_on_stream_kernel<char>(int)", "void mscclpp::allreduce7<__half>(__half*, int)",
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(int)",
+])  # fmt: skip
 def test_kernels_of_other_libraries_communicate(kernel, tmp_path):
     assert is_the_job(each_rank(tmp_path, kernel=kernel))
 

@@ -66,18 +66,14 @@ def test_the_rank_comes_from_the_file_or_its_name_or_the_caller(tmp_path):
     assert (read(alone)[0].rank, read(alone)[0].world_size) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("x.json", '{"schemaVersion": 1, "traceEvents": []}', "no events"),
-        ("x.json", '{"traceEvents": [{"ph": "X", "cat": "blink", "name": "a"}]}', "no trace that is known here"),
-        ("x.json", '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "a", "name": "b"}]}', "categories are a"),
-        ("x.json", '{"a": 1}', "no trace that is known here"),
-        ("x.bin", "\x05hello world", "no trace that is known here"),
-        ("x.npz", "PK\x03\x04", "no trace that is known here"),
-        ("x.json", '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "ts": []}]}', "not as expected"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "complaint"), [
+    ("x.json", '{"schemaVersion": 1, "traceEvents": []}', "no events"),
+    ("x.json", '{"traceEvents": [{"ph": "X", "cat": "blink", "name": "a"}]}', "no trace that is known here"),
+    ("x.json", '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "a", "name": "b"}]}', "categories are a"),
+    ("x.json", '{"a": 1}', "no trace that is known here"), ("x.bin", "\x05hello world", "no trace that is known here"),
+    ("x.npz", "PK\x03\x04", "no trace that is known here"),
+    ("x.json", '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "ts": []}]}', "not as expected"),
+])  # fmt: skip
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path, name, content, complaint):
     (tmp_path / name).write_text(content)
     ran = CliRunner().invoke(cli, ["trace", "info", str(tmp_path / name)])

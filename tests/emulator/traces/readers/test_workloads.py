@@ -57,15 +57,12 @@ def test_simais_loop_is_forward_then_input_then_weight_gradients(tmp_path):
     assert workload.world_size == 64
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (("2\n", "3\n", 1), "truncated: it announces 3 layers and has 2"),
-        (("ALLTOALL_EP", "ALLTOSOME"), "line 4: unknown communication ALLTOSOME"),
-        (("\t100\nsecond", "\nsecond"), "line 3: 11 columns where 12 are expected"),
-        (("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "DATA"), "training loop DATA"),
-    ],
-)
+@pytest.mark.parametrize(("change", "complaint"), [
+    (("2\n", "3\n", 1), "truncated: it announces 3 layers and has 2"),
+    (("ALLTOALL_EP", "ALLTOSOME"), "line 4: unknown communication ALLTOSOME"),
+    (("\t100\nsecond", "\nsecond"), "line 3: 11 columns where 12 are expected"),
+    (("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "DATA"), "training loop DATA"),
+])  # fmt: skip
 def test_simais_text_that_makes_no_sense(tmp_path, change, complaint):
     (tmp_path / "w.txt").write_text(SIMAI.replace(*change) if change[0] != "2\n" else SIMAI.replace("\n2\n", "\n3\n"))
     with pytest.raises(TraceError, match=complaint):

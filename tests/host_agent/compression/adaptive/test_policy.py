@@ -19,26 +19,18 @@ LATENCY_S = 1e-3
 GATHER_LATENCY_S = 1.5e-3
 """Other sockets, more hops."""
 COSTS = [
-    Costs(1, 4_284_456, 0.002, 0.0),
-    Costs(1, 2_142_228, 0.004, 2e-4),
-    Costs(2, 1_071_114, 0.030, 0.15),
-    Costs(2, 1_300_000, 0.020, 0.35),
-    Costs(2, 400_000, 0.014, 0.45),
-    Costs(2, 140_000, 0.012, 0.60),
+    Costs(1, 4_284_456, 0.002, 0.0), Costs(1, 2_142_228, 0.004, 2e-4), Costs(2, 1_071_114, 0.030, 0.15),
+    Costs(2, 1_300_000, 0.020, 0.35), Costs(2, 400_000, 0.014, 0.45), Costs(2, 140_000, 0.012, 0.60),
     Costs(2, 45_000, 0.012, 0.75),
-]
+]  # fmt: skip
 """Of a million elements, about as rehearsals on a quiet machine find them."""
 
 
 SMALL = [
-    Costs(1, 87_000, 1e-4, 0.0),
-    Costs(1, 43_500, 2e-4, 2e-4),
-    Costs(2, 22_000, 1e-3, 0.15),
-    Costs(2, 26_000, 6e-4, 0.35, GATHER),
-    Costs(2, 8_100, 5e-4, 0.45, GATHER),
-    Costs(2, 2_900, 5e-4, 0.60, GATHER),
+    Costs(1, 87_000, 1e-4, 0.0), Costs(1, 43_500, 2e-4, 2e-4), Costs(2, 22_000, 1e-3, 0.15),
+    Costs(2, 26_000, 6e-4, 0.35, GATHER), Costs(2, 8_100, 5e-4, 0.45, GATHER), Costs(2, 2_900, 5e-4, 0.60, GATHER),
     Costs(2, 1_000, 5e-4, 0.75, GATHER),
-]
+]  # fmt: skip
 """Of a network of 21 700 parameters: how many collectives follow each other counts as much as their bytes."""
 
 
