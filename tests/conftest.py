@@ -2,6 +2,7 @@
 without a clock."""
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -160,6 +161,19 @@ def require_program() -> Callable[[str], str]:
         return path
 
     return require
+
+
+@pytest.fixture
+def iproute2(require_program):
+    require_program("ip")
+    require_program("tc")
+
+
+@pytest.fixture
+def mininet(require_program):
+    require_program("mnexec")
+    if importlib.util.find_spec("mininet") is None and not Path("/usr/lib/python3/dist-packages/mininet").is_dir():
+        pytest.skip("needs Mininet (Debian: mininet)")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from host_agent.loop import warm_up
 from switchml.control import allocation
 from switchml.errors import JoinError, RanksDisagree
 from switchml.protocol.authentication import TAG_BYTES
@@ -17,14 +16,9 @@ from switchml.runtime.memory import u8_at
 from tests.support.forged import NUMEL, check_sums, forged_contributions, forged_results, sums_under
 from tests.support.launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total
 from tests.support.p4_served import Served
+from tests.support.started import lasting
 
-
-@pytest.fixture(scope="module")
-def aggregator():
-    warm_up()  # not while ranks wait for each other
-    running = LocalAggregator(tunnel=True)
-    yield running
-    running.stop()
+aggregator = lasting(LocalAggregator, tunnel=True)
 
 
 @pytest.mark.parametrize("transport", ["udp", "zmq", "shm"])

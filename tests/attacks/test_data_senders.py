@@ -13,15 +13,13 @@ from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO, CONTRIBUTION, V2Pa
 from tests.support.forged import LIE, check_sums, forged_results
 from tests.support.launch import LocalAggregator, join_all, leave_all, until
 from tests.support.p4_served import Served
+from tests.support.started import lasting
 
 STRANGER = "127.99.99.99"
 
 
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator(tunnel=True)
-    yield running
-    running.stop()
+aggregator = lasting(LocalAggregator, tunnel=True)
+served = lasting(Served)
 
 
 def from_stranger(packets: list[bytes], to: tuple[str, int], port: int = 0) -> None:
@@ -46,13 +44,6 @@ def test_results_from_a_strangers_socket(aggregator, attempts, transport):
     assert agents[0].stats()["refused"] >= sent // 2  # what a full buffer lost was never seen
     leave_all(agents)
     attempts.record(f"results from a stranger's socket, {transport}", sent)
-
-
-@pytest.fixture(scope="module")
-def served():
-    running = Served()
-    yield running
-    running.stop()
 
 
 def framed(packets: list[bytes], ends: frames.Ends) -> list[bytes]:

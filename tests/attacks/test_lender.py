@@ -9,19 +9,9 @@ import threading
 
 from host_agent.loading.peers import TcpPeers
 from tests.attacks.conftest import FIRST_SEED, Attempts
+from tests.support.evil import Evil
 
 KEY = b"of the job's ranks alone"
-
-
-class Evil:
-    unpickled = 0
-
-    def __reduce__(self):
-        return _unpickled, ()
-
-
-def _unpickled():
-    Evil.unpickled += 1
 
 
 def pair() -> list[TcpPeers]:

@@ -19,17 +19,14 @@ from tests.support.fresh import in_fresh_process
 from tests.support.launch import contribution, good, join_all, leave_all, on_all, total
 from tests.support.p4_frames import SWITCH_ADDRESS, SWITCH_MAC, Datagram, udp
 from tests.support.p4_served import Served
+from tests.support.started import lasting
 
 NOBODY = 65534
 _TCP_LISTENS = "0A"
 _UNIX_ACCEPTS = "00010000"
 
 
-@pytest.fixture(scope="module")
-def served():
-    running = Served("p4")
-    yield running
-    running.stop()
+served = lasting(Served, "p4")
 
 
 def as_nobody(do: Callable[..., Any], *args: Any) -> Any:

@@ -16,14 +16,10 @@ from switchml.errors import AggregatorLost, JoinError
 from switchml.net.tunnel import TunnelClient, messages, server
 from tests.attacks.conftest import Attempts
 from tests.support.launch import DEADLINE_S, Aggregator, join_all, leave_all, until
+from tests.support.started import lasting
 from tests.support.under_attack import Bystander
 
-
-@pytest.fixture
-def aggregator():
-    running = Aggregator("--tunnel")
-    yield running
-    running.kill()
+aggregator = lasting(Aggregator, "--tunnel", scope="function", end="kill")
 
 
 def url_of(aggregator: Aggregator) -> str:

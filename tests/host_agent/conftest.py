@@ -1,31 +1,25 @@
 """Agents of one job, as threads of the test's process, and their aggregator."""
 
+import itertools
+
 import pytest
 
 from host_agent.agent import HostAgent
 from tests.support.launch import LocalAggregator, join_all, leave_all
+from tests.support.started import lasting, started
 
-
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator()
-    yield running
-    running.stop()
+aggregator = lasting(LocalAggregator)
 
 
 @pytest.fixture
 def join(aggregator):
     """`join(world_size, **options)`: the agents of a job of its own; they leave after the test."""
-    joined = []
+    number = itertools.count()
 
     def begin(world_size: int, **options) -> list[HostAgent]:
-        agents = join_all(aggregator.address, world_size, **{"job": f"job {len(joined)}"} | options)
-        joined.append(agents)
-        return agents
+        return join_all(aggregator.address, world_size, **{"job": f"job {next(number)}"} | options)
 
-    yield begin
-    for agents in joined:
-        leave_all(agents)
+    yield from started(begin, leave_all)
 
 
 @pytest.fixture(scope="module", params=["udp", "shm"])

@@ -9,15 +9,12 @@ from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sparse import Sparse
 from tests.support.agents import reduce_all
 from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all, sparse_arrays
+from tests.support.started import lasting
 
 NUMEL = 100_003
 
 
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator(tunnel=True)
-    yield running
-    running.stop()
+aggregator = lasting(LocalAggregator, tunnel=True)
 
 
 @pytest.fixture(scope="module", params=["udp", "shm"])

@@ -8,6 +8,7 @@ from host_agent.collectives import CollectiveCall, decode, encode
 from switchml.errors import ConfigError, RanksDisagree, SumOverflow, UnsupportedTensor
 from tests.support.launch import contribution, good, join_all, leave_all, on_all, total
 from tests.support.p4_served import Served
+from tests.support.started import lasting
 
 REDUCE = {
     "min": np.minimum.reduce,
@@ -32,18 +33,8 @@ def trio(request):
     leave_all(agents)
 
 
-@pytest.fixture(scope="module")
-def p4_switch():
-    running = Served()
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
-def p4_lanes():
-    running = Served(program="switchml_lanes")
-    yield running
-    running.stop()
+p4_switch = lasting(Served)
+p4_lanes = lasting(Served, program="switchml_lanes")
 
 
 def odd(rank: int, numel: int, dtype: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy as np
@@ -37,6 +38,7 @@ from tests.support.launch import (
     total,
     until,
 )
+from tests.support.started import started
 
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
 LARGE = 300_007
@@ -59,15 +61,12 @@ def addresses(aggregators) -> str:
 @pytest.fixture
 def join(addresses):
     """`join(world_size, **options)`: the agents of a job of its own; they leave after the test."""
-    joined = []
+    number = itertools.count()
 
     def begin(world_size: int, at: str = addresses, **options) -> list[HostAgent]:
-        joined.append(join_all(at, world_size, **{"job": f"shards {len(joined)}"} | options))
-        return joined[-1]
+        return join_all(at, world_size, **{"job": f"shards {next(number)}"} | options)
 
-    yield begin
-    for agents in joined:
-        leave_all(agents)
+    yield from started(begin, leave_all)
 
 
 # Cutting

@@ -18,6 +18,7 @@ from switchml.control.v1 import client, v1_pb2
 from switchml.errors import CollectiveTimeout, ConfigError, JobError, JoinError, UnsupportedTensor
 from tests.support.agents import reduce_all, same_bits
 from tests.support.launch import LocalAggregator, good, join_all, leave_all, on_all
+from tests.support.started import lasting
 from tests.support.v1_client import LANES, WINDOW, WORKERS, V1Client
 
 _jobs = itertools.count()
@@ -28,11 +29,7 @@ def job() -> str:
     return "v1" + chr(ord("a") + next(_jobs))
 
 
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator(v1=True)
-    yield running
-    running.stop()
+aggregator = lasting(LocalAggregator, v1=True)
 
 
 @pytest.fixture(scope="module")

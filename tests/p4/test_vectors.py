@@ -9,13 +9,13 @@ from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.interpreter.interpreter import Interpreter
 from switchml.control.p4.tables import OUTCOMES, RegisterPlace, job_counters
 from switchml.counters import COUNTERS
-from switchml.protocol.pool import Pool, PoolV1
 from tests.peers import simple_switch
 from tests.support import p4_programming
 from tests.support.bmv2_engines import switch_on
 from tests.support.p4_frames import read_udp
 from tests.support.p4_jobs import COMPILED, PORTS, Job, fits, program, read, switch_itself
 from tests.support.vectors_io import Scenario, load_all
+from tests.switchml.protocol.test_vectors import compiled
 
 VARIANTS = ("switchml", "switchml_lanes")
 ROWS = {"switchml": 65536, "switchml_lanes": 32768}
@@ -43,15 +43,9 @@ def switches():
     return running
 
 
-def pool_of(s: Scenario):
-    if s.protocol == 1:
-        return PoolV1(workers=s.workers, payload_bytes=s.payload_bytes)
-    return Pool(workers=s.workers, slots=s.slots, payload_bytes=s.payload_bytes, wire=s.wire, job_tag=s.tag, isn=s.isn)
-
-
 def expected_counters(scenario: Scenario) -> list[dict[str, int]]:
     """What the pool counts."""
-    pool = pool_of(scenario)
+    pool = compiled(scenario)
     for step in scenario.steps:
         pool.receive(step.rank, step.data)
     return [dict(zip(COUNTERS, rank.tolist(), strict=True)) for rank in pool.counters]

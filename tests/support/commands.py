@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import psutil
 from click.testing import CliRunner
 
 from switchml.cli.main import cli
@@ -33,6 +34,11 @@ def run_json(*arguments: str) -> dict:
     done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def assert_all_end(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=8)
+    assert alive == []
 
 
 def told(*arguments: object) -> dict:

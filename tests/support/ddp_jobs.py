@@ -97,6 +97,11 @@ def ddp(
     )  # fmt: skip
 
 
+def takes_s(joined: Joined) -> float:
+    check(joined.graph)
+    return replay(joined.graph, joined.costs).makespan_s
+
+
 def _trace(rank: int, ranks: int) -> RankTrace:
     columns = {name: np.empty(0) for name in Events.__dataclass_fields__}
     return RankTrace(

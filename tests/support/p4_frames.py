@@ -16,6 +16,7 @@ class Datagram(NamedTuple):
 
 
 def ones_complement_sum(data: bytes) -> int:
+    """Of 16-bit words, not complemented (RFC 1071)."""
     total = sum(struct.unpack(f">{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 
 
 def started(start: Callable, end: Callable) -> Iterator[Callable]:
@@ -16,3 +19,15 @@ def started(start: Callable, end: Callable) -> Iterator[Callable]:
     yield begin
     for one in running:
         end(one)
+
+
+def lasting(start: Callable, *arguments: Any, scope: str = "module", end: str = "stop", **options: Any) -> Any:
+    """A fixture: what `start` returns; then its method `end` is called."""
+
+    @pytest.fixture(scope=scope)
+    def fixture():
+        running = start(*arguments, **options)
+        yield running
+        getattr(running, end)()
+
+    return fixture

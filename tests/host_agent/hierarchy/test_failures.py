@@ -11,16 +11,11 @@ import pytest
 from host_agent.hierarchy.memory import BLOCK_BYTES
 from switchml.errors import CollectiveTimeout, JobError, PeerLost
 from tests.support.launch import DEADLINE_S, Aggregator, Rank, good, on_all
+from tests.support.started import lasting
 
 LARGE = BLOCK_BYTES // 4 * 3
-
-
-@pytest.fixture(scope="module")
-def outside():
-    """An aggregator in a process of its own."""
-    running = Aggregator("--peer-timeout=3")
-    yield running
-    running.kill()
+outside = lasting(Aggregator, "--peer-timeout=3", end="kill")
+"""An aggregator in a process of its own."""
 
 
 @pytest.fixture

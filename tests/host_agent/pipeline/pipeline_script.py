@@ -4,10 +4,8 @@ largest difference of a gradient, relative to the largest gradient, by case, and
 import copy
 import itertools
 import json
-import os
 import random
 import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -16,8 +14,8 @@ from torch.distributed.pipelining import PipelineStage
 
 from host_agent.pipeline import Pipeline, PipelineGroups, pipeline_groups
 from switchml.errors import ConfigError
+from tests.support.group import RANK, init
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CPU = torch.device("cpu")
 WIDTH, CLASSES = 6, 3
 LOSSES = {
@@ -259,9 +257,7 @@ def refusals(places: dict[int, PipelineGroups]) -> list[str]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
-    )
+    init()
     places = {stages: pipeline_groups(stages) for stages in (1, 2, 4)}
     three = dist.new_group([0, 1, 2], backend="gloo")
     report = {

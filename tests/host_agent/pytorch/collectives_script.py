@@ -1,7 +1,6 @@
 """Run by pytorch/test_backend.py in four processes: every collective over `switchml`, checked on each rank."""
 
 import json
-import os
 import sys
 import threading
 import time
@@ -13,14 +12,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+from tests.support.group import RANK, SIZE, init
+
 torch.set_num_threads(1)
-
-
-def init():
-    dist.init_process_group(
-        "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
-    )
 
 
 def calls() -> int:

@@ -1,16 +1,13 @@
 """Run by pytorch/test_backend.py in two processes: torch.compile of DDP modules, of whole steps, of collectives."""
 
-import os
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from host_agent.pytorch import CodecState, codec_hook
+from tests.support.group import RANK, init
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
 
 
@@ -80,9 +77,7 @@ def compiled_collectives():
 
 
 if __name__ == "__main__":
-    dist.init_process_group(
-        "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=120)
-    )
+    init(seconds=120)
     compiled_modules()
     compiled_steps()
     compiled_collectives()

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from host_agent.pytorch import rendezvous
+from tests.support.group import RANK, SIZE, init
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MODE = sys.argv[1]
 torch.set_num_threads(1)
 
@@ -46,9 +46,7 @@ def reduce_forever() -> None:
             work.wait()
 
 
-dist.init_process_group(
-    "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(minutes=2)
-)
+init(seconds=120)
 model = DistributedDataParallel(torch.nn.Linear(300, 300))
 child = [process.pid for process in psutil.Process().children()]
 for _ in range(5):

@@ -3,10 +3,8 @@ rank. Prints a JSON object of what the hooks sent.
 """
 
 import json
-import os
 import pickle
 import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -14,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from host_agent.pytorch.comm_hooks import CodecState, codec_hook
+from tests.support.group import RANK, SIZE, init
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 BACKEND, CODECS = sys.argv[1], sys.argv[2:]
 STEPS = 4
 torch.set_num_threads(1)
@@ -67,9 +65,7 @@ def same_everywhere(vector: torch.Tensor) -> bool:
 
 
 def main() -> None:
-    dist.init_process_group(
-        BACKEND, init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
-    )
+    init(BACKEND)
     dense, _ = train(None)
     assert same_everywhere(dense)
     report = {}

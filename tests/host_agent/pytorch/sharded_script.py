@@ -2,10 +2,8 @@
 states, over `switchml` and over Gloo. Prints by name what differs most between the two, and the aggregator's calls."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,7 +15,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+from tests.support.group import RANK, init
+
 CPU = torch.device("cpu")
 torch.set_num_threads(1)
 
@@ -120,9 +119,7 @@ def premultiplied(group: dist.ProcessGroup) -> list[float]:
 
 
 def main() -> None:
-    dist.init_process_group(
-        "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
-    )
+    init()
     gloo = dist.new_group(backend="gloo")
     ours = dist.group.WORLD
     cases: list[Callable[[dist.ProcessGroup], list[float]]] = [

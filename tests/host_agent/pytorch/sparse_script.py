@@ -2,26 +2,15 @@
 with sparse gradients, checked on each rank against dense sums and against Gloo."""
 
 import json
-import os
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+from tests.support.group import RANK, SIZE, init
+
 torch.set_num_threads(1)
 ROWS, WIDTH = 100_000, 8
-
-
-def init(backend: str) -> None:
-    dist.init_process_group(
-        backend,
-        init_method=os.environ["RENDEZVOUS"] + backend,
-        rank=RANK,
-        world_size=SIZE,
-        timeout=timedelta(seconds=120),
-    )
 
 
 def of_rank(rank: int, dtype: torch.dtype, entries: int, shape=(ROWS, WIDTH), sparse_dims: int = 1) -> torch.Tensor:
@@ -70,13 +59,13 @@ def train_embedding(begun=lambda: None) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-init("switchml")
+init("switchml", 120, "switchml")
 coo_tensors()
 before: dict = {}
 trained = train_embedding(lambda: before.update(dist.group.WORLD.agent.stats()))
 after = dist.group.WORLD.agent.stats()
 dist.destroy_process_group()
-init("gloo")
+init("gloo", 120, "gloo")
 wanted = train_embedding()
 difference = float((trained - wanted).abs().max())
 dist.destroy_process_group()

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -22,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from host_agent.pytorch import StragglerState, straggler_hook
+from tests.support.group import RANK, init
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STEPS, LATE_STEP, PAUSE_S = 10, 4, 3.0
 STOPPED = Path("stopped")
 """Names the processes that are."""
@@ -61,9 +60,7 @@ def wake(after_s: float = 0.0) -> None:
 
 
 def main(how: str) -> None:
-    dist.init_process_group(
-        "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=120)
-    )
+    init(seconds=120)
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 3)))
     state = StragglerState()

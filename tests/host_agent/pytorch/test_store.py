@@ -19,6 +19,7 @@ from host_agent.pytorch.store import LONGEST, Part, host_of, own_part
 from switchml.control import client
 from switchml.control.secret import given_secret, is_beyond_loopback
 from switchml.errors import ConfigError, JoinError
+from tests.support.evil import Evil
 
 SECRET = "a secret of some length"
 ADDRESS = "127.0.0.1:1"
@@ -132,17 +133,6 @@ def test_an_aggregator_other_than_the_given_one_is_refused(monkeypatch):
     monkeypatch.delenv("SWITCHML_AGGREGATOR")
     with pytest.raises(JoinError, match=re.escape(f"this rank was given {ADDRESS!r}")):
         Rendezvous(store, 1, 2, "sub-group", SHORT, ADDRESS).meet()
-
-
-class Evil:
-    unpickled = 0
-
-    def __reduce__(self):
-        return _unpickled, ()
-
-
-def _unpickled():
-    Evil.unpickled += 1
 
 
 def values(source):

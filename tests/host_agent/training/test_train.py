@@ -160,11 +160,6 @@ def family(process: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def assert_all_end(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=8)
-    assert alive == []
-
-
 def wait_for_line(process: subprocess.Popen, text: str) -> None:
     """Read stderr up to a line that contains `text`."""
     for line in process.stderr:
@@ -191,7 +186,7 @@ def test_who_is_killed_is_named(phase, victim, as_on_a_terminal):
     assert process.returncode == 1
     assert re.search(rf"{victim} \(pid {killed.pid}\).* was killed by SIGKILL", err)
     assert "Traceback" not in err and out == ""
-    assert_all_end(everybody)
+    commands.assert_all_end(everybody)
 
 
 def test_ctrl_c_before_anything_runs():
@@ -206,7 +201,7 @@ def test_ctrl_c_before_anything_runs():
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "")
-    assert_all_end(everybody)
+    commands.assert_all_end(everybody)
 
 
 def test_settings_files_are_obeyed(tmp_path):

@@ -8,20 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.net.trains import VIRTIO_BYTES, count_packets, without
+from tests.support.p4_frames import ones_complement_sum as ones_sum
 
 TCP, UDP = 6, 17
 NEEDS_CSUM = 1
 GSO_TCPV4, GSO_UDP_L4 = 1, 5
 IP_AT = VIRTIO_BYTES + 14
-
-
-def ones_sum(data: bytes) -> int:
-    """Ones' complement sum of 16-bit words, not complemented (RFC 1071)."""
-    data += bytes(len(data) % 2)
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return total
 
 
 def train(protocol: int, payload: bytes, size: int, seq: int = 1000, ident: int = 7, options: int = 12) -> bytearray:

@@ -14,13 +14,9 @@ from switchml.control.server import Controller
 from switchml.errors import AggregatorLost, JoinError
 from tests.support.agents import reduce_all
 from tests.support.launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total
+from tests.support.started import lasting
 
-
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator(tunnel=True)
-    yield running
-    running.stop()
+aggregator = lasting(LocalAggregator, tunnel=True)
 
 
 @pytest.fixture(params=["ipc", "tcp"])

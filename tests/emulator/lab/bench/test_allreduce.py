@@ -269,11 +269,6 @@ def family_in_action(process: subprocess.Popen, ranks: int) -> list[psutil.Proce
     return [*children, *grown]
 
 
-def assert_all_end(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=8)
-    assert alive == []
-
-
 ENDLESS = ("--ranks", "2", "--size", "64K", "--repeats", "1000000", "--against", "none")
 
 
@@ -288,7 +283,7 @@ def test_interrupted_command_leaves_nothing(number, code):
         process.kill()
         process.communicate()
     assert process.returncode == code
-    assert_all_end(everybody)
+    commands.assert_all_end(everybody)
 
 
 @pytest.mark.parametrize("victim", ["rank", "aggregator"])
@@ -305,4 +300,4 @@ def test_killed_process_is_named(victim):
     assert process.returncode == 1
     assert (f"(pid {killed.pid})" in err or "rank 1 lost" in err) if victim == "rank" else "aggregator" in err
     assert "Traceback" not in err
-    assert_all_end(everybody)
+    commands.assert_all_end(everybody)

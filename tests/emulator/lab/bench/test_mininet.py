@@ -1,6 +1,5 @@
 """`switchml mininet`: the examples of scripts/experiments at small sizes, captures, what is refused, what is left."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -27,10 +26,7 @@ DEADLINE_S = 280
 
 
 @pytest.fixture
-def mininet(require_program):
-    require_program("mnexec")
-    if importlib.util.find_spec("mininet") is None and not Path("/usr/lib/python3/dist-packages/mininet").is_dir():
-        pytest.skip("needs Mininet (Debian: mininet)")
+def mininet(mininet):
     pytest.importorskip("torch")
 
 

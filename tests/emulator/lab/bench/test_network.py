@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from emulator.lab.bench.network import measure as bench
-from emulator.networks.testbed import namespaces
 from emulator.networks.testbed.star import LinkOptions
 from emulator.surface.cli.bench.network import network
 from switchml.errors import ConfigError
 from tests.support import commands
+from tests.support.namespaces import names_of
 
 SMALL = ("--size", "256K", "--repeats", "1", "--warmup", "0", "--rate", "100mbit")
 
@@ -33,17 +33,6 @@ def run_json(*arguments: str) -> dict:
     return json.loads(out)
 
 
-def names_of(pid: int) -> list[str]:
-    prefix = f"{namespaces.PREFIX}-{pid}-"
-    return [name for name in os.listdir(namespaces.NETNS_DIR) if name.startswith(prefix)]
-
-
-@pytest.fixture
-def ready(require_program):
-    require_program("ip")
-    require_program("tc")
-
-
 @pytest.mark.parametrize(("size", "repeats", "problem"), [
     (1 << 30, 100, "the links alone need .* s for this; --time-limit allows 3,600 s"),
     (1024, 10**9, "the links alone need"),
@@ -57,7 +46,7 @@ def test_what_takes_too_long_is_refused_before_it_begins(size, repeats, problem)
 
 
 @pytest.mark.root
-def test_beside_gloo(ready):
+def test_beside_gloo(iproute2):
     pytest.importorskip("torch")
     report = run_json("--hosts", "2", *SMALL)
     assert (report["workers"], report["rate_bps"], report["loss"], report["size_bytes"]) == (2, 1e8, 0, 1 << 18)
@@ -77,7 +66,7 @@ def test_beside_gloo(ready):
 
 
 @pytest.mark.root
-def test_loss_delay_and_narrow_lanes(ready):
+def test_loss_delay_and_narrow_lanes(iproute2):
     report = run_json(
         *("--hosts", "2", "--against", "none", "--loss", "0.05", "--delay", "100us", "--wire", "int8"), *SMALL
     )
@@ -88,7 +77,7 @@ def test_loss_delay_and_narrow_lanes(ready):
 
 
 @pytest.mark.root
-def test_several_ranks_a_host(ready):
+def test_several_ranks_a_host(iproute2):
     """Alone each, and a host's first: in two levels half as much uses the links."""
     found = run_json("--hosts", "2", "--ranks-per-host", "2", "--against", "none", *SMALL)
     assert (found["workers"], found["ranks_per_host"], set(found["seconds"])) == (2, 2, {"switchml", "node"})

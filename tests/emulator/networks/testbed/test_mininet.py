@@ -1,7 +1,6 @@
 """Mininet with our switch between two hosts. Mininet wants the main thread and a fresh process, so it runs in its
 own."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -70,13 +69,6 @@ NETWORK = '''
     finally:
         net.stop()
 '''
-
-
-@pytest.fixture
-def mininet(require_program):
-    require_program("mnexec")
-    if importlib.util.find_spec("mininet") is None and not Path("/usr/lib/python3/dist-packages/mininet").is_dir():
-        pytest.skip("needs Mininet (Debian: mininet)")
 
 
 def test_two_hosts(mininet, tmp_path):

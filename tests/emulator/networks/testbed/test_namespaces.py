@@ -17,6 +17,7 @@ from emulator.networks.testbed.namespaces import Lab
 from emulator.networks.testbed.star import LinkOptions, Star
 from switchml.errors import ConfigError, SwitchMLError
 from tests.support.launch import until
+from tests.support.namespaces import names_of
 
 HOLDER = """
 import subprocess, sys, time
@@ -28,17 +29,6 @@ with Lab() as lab:
     time.sleep(100)
 """
 DEADLINE_S = 20
-
-
-@pytest.fixture
-def iproute2(require_program):
-    require_program("ip")
-    require_program("tc")
-
-
-def names_of(pid: int) -> list[str]:
-    prefix = f"{namespaces.PREFIX}-{pid}-"
-    return [name for name in os.listdir(namespaces.NETNS_DIR) if name.startswith(prefix)]
 
 
 def datagrams_through(net: Star, count: int, size: int = 100) -> tuple[int, int]:

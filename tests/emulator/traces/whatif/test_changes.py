@@ -27,14 +27,10 @@ from emulator.traces.whatif.transfers import all_reduces, arrivals_s, transfer_s
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
 from tests.support import ddp_traces as traces
+from tests.support.ddp_jobs import takes_s
 from tests.support.examples import examples
 
 LINK_BPS = 2e9  # 1 ms for 250 kB
-
-
-def takes_s(joined) -> float:
-    check(joined.graph)
-    return replay(joined.graph, joined.costs).makespan_s
 
 
 @pytest.fixture
