@@ -175,12 +175,9 @@ def test_ranks_must_agree(aggregator):
 
 
 def test_a_p4_switch_refuses_it():
-    served = Served()
-    try:
-        with pytest.raises(JoinError, match="a P4 switch can't compute the tags of packets: join without authenticate"):
-            HostAgent.join(served.address, job="switch", rank=0, world_size=1, authenticate=True)
-    finally:
-        served.stop()
+    says = "a P4 switch can't compute the tags of packets: join without authenticate"
+    with Served() as served, pytest.raises(JoinError, match=says):
+        HostAgent.join(served.address, job="switch", rank=0, world_size=1, authenticate=True)
 
 
 @pytest.mark.parametrize("text", ["yes", "2"])

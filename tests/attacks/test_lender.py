@@ -10,6 +10,7 @@ import threading
 from host_agent.loading.peers import TcpPeers
 from tests.attacks.conftest import FIRST_SEED, Attempts
 from tests.support.evil import Evil
+from tests.support.launch import good, on_all
 
 KEY = b"of the job's ranks alone"
 
@@ -18,22 +19,16 @@ def pair() -> list[TcpPeers]:
     """Two ranks of one process."""
     addresses: list = [None, None]
     both = threading.Barrier(2)
-    ranks: list = [None, None]
 
-    def make(rank: int) -> None:
+    def make(rank: int) -> TcpPeers:
         def exchange(mine):
             addresses[rank] = mine
             both.wait()
             return list(addresses)
 
-        ranks[rank] = TcpPeers(exchange, KEY)
+        return TcpPeers(exchange, KEY)
 
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return ranks
+    return good(on_all(range(2), make))
 
 
 def message(data: bytes) -> bytes:

@@ -121,16 +121,13 @@ def test_a_call_can_be_late_while_others_finish(join):
 def test_a_bad_network_delays_sums_but_does_not_stop_them(slots, payload_bytes):
     """Of all packets 10 % are lost, 10 % reordered and 10 % duplicated; each round then takes some milliseconds. A
     time-out says how far the all-reduce got, at which pace, and that packets went again."""
-    bad = LocalAggregator(loss_rate=0.1, reorder_rate=0.1, duplicate_rate=0.1)
-    try:
+    with LocalAggregator(loss_rate=0.1, reorder_rate=0.1, duplicate_rate=0.1) as bad:
         agents = join_all(bad.address, 2, job="bad", transport="udp", slots=slots, payload_bytes=payload_bytes)
         results = reduce_all(agents, [contribution(5, rank, 20_000) for rank in range(2)])
         np.testing.assert_array_equal(results[0], total(5, 2, 20_000))
         large = np.zeros(20_000_000, np.float32)
         errors = on_all(agents, lambda agent: agent.allreduce(large, timeout_s=1.0))
         leave_all(agents)
-    finally:
-        bad.stop()
     late = [error for error in errors if isinstance(error, CollectiveTimeout)]
     assert late and all(isinstance(error, CollectiveTimeout | PeerLost) for error in errors)
     for error in late:
@@ -158,8 +155,7 @@ def test_a_stall_is_logged_with_the_ranks_it_waits_for(join, caplog):
 
 def test_a_peer_that_leaves_does_not_take_finished_work_along():
     """The first to be done leaves at once. The others have lost some results by then, and get them all the same."""
-    lossy = LocalAggregator(loss_rate=0.1)
-    try:
+    with LocalAggregator(loss_rate=0.1) as lossy:
         for _ in range(4):
             agents = join_all(lossy.address, 3, job="hasty")
             arrays = [contribution(16, rank, 50_000) for rank in range(3)]
@@ -170,8 +166,6 @@ def test_a_peer_that_leaves_does_not_take_finished_work_along():
 
             for result in good(on_all(agents, work)):
                 np.testing.assert_array_equal(result, total(16, 3, 50_000))
-    finally:
-        lossy.stop()
 
 
 def test_leaving_with_calls_under_way(join):

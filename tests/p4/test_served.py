@@ -153,12 +153,9 @@ def check_stopped_rank(served: Served, **options) -> None:
 
 
 def test_a_register_a_lane():
-    served = Served(program="switchml_lanes")
-    try:
+    with Served(program="switchml_lanes") as served:
         check_collectives(served, payload_bytes=256)
         check_stopped_rank(served, payload_bytes=256)
-    finally:
-        served.stop()
 
 
 def test_status_shows_what_the_switch_counted(served):
@@ -242,14 +239,11 @@ def test_no_port_is_left(require_program):
     require_program("ip")
     if os.geteuid():
         pytest.skip("needs root")
-    served = Served("bmv2", ports=1)
-    try:
+    with Served("bmv2", ports=1) as served:
         with pytest.raises(JoinError, match="no port of the switch is free"):
             join_all(served.address, 2, job="x")
         with joined(served, 1, "y") as agents:
             reduce_all(agents, 1)
-    finally:
-        served.stop()
 
 
 @pytest.mark.slow
@@ -259,8 +253,7 @@ def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
     sums = {}
     for loss_rate, reorder_rate in ((0.0, "0"), (0.03, "0.03")):
         monkeypatch.setenv("SWITCHML_REORDER_RATE", reorder_rate)
-        served = Served(loss_rate=loss_rate)
-        try:
+        with Served(loss_rate=loss_rate) as served:
             with joined(served, 3, "lossy", sparse=sparse) as agents:
                 sums[loss_rate] = digest(
                     good(
@@ -274,8 +267,6 @@ def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
                 )
                 lost = sum(agent.stats()["retransmitted"] for agent in agents)
             assert loss_rate == 0 or lost > 10
-        finally:
-            served.stop()
     assert sums[0.0] == sums[0.03]
 
 
@@ -291,8 +282,7 @@ def test_a_restarted_switch(monkeypatch):
 
     It may be back before anybody sees that it has ended."""
     monkeypatch.setattr(p4_dataplane, "SILENCE_LIMIT_S", DEADLINE_S)
-    served = Served()
-    try:
+    with Served() as served:
         agents = join_all(served.address, 2, job="torn")
         reduce_all(agents, 7)
 
@@ -316,8 +306,6 @@ def test_a_restarted_switch(monkeypatch):
         until(lambda: served.inside() == served.empty)
         with joined(served, 2, "next") as agents:
             reduce_all(agents, 8)
-    finally:
-        served.stop()
 
 
 @pytest.mark.slow
@@ -361,16 +349,13 @@ def test_a_job_outlives_its_switch(has_standby):
 
 @pytest.mark.slow
 def test_nothing_stays_when_the_control_plane_stops():
-    served = Served()
-    try:
+    with Served() as served:
         agents = join_all(served.address, 2, job="stays")
         served.controller.stop()
         served.dataplane.stop()
         inside = served.inside()
         assert inside["workers"] == inside["own_addresses"] == inside["groups"] == 0 and not inside["ports"]
         leave_all(agents)
-    finally:
-        served.stop()
 
 
 # P4Runtime

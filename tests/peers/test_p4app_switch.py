@@ -97,9 +97,6 @@ def test_the_same_bits_as_our_own_switch_s(ranks, payload_bytes, lose, dev_root,
     options = {"payload_bytes": payload_bytes, "slots": 8, "protocol": f"v1:timeout={2 if lose else 20}s"}
     with their_switch(tmp_path, dev_root, require_program("tofino_test_harness"), ranks, lose) as address:
         theirs = sums(address, ranks, "theirs", **options)
-    ours = LocalAggregator(v1=True)
-    try:
+    with LocalAggregator(v1=True) as ours:
         for its, expected in zip(theirs, sums(ours.address, ranks, "ours", **options), strict=True):
             np.testing.assert_array_equal(its, expected)
-    finally:
-        ours.stop()

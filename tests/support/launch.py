@@ -294,7 +294,7 @@ def _serve() -> None:
 # In this process
 
 
-class LocalAggregator:
+class LocalAggregator(contextlib.AbstractContextManager):
     """A software aggregator with its control plane in this process; `tunnel` and `v1` are Controller's, `options` are
     SoftwareDataplane's, with `shared_slots` BestEffortDataplane's. Afterwards agents of this process compile nothing:
     what they are asked has a deadline."""
@@ -316,6 +316,9 @@ class LocalAggregator:
         except BaseException:
             self.dataplane.stop()
             raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         self.controller.stop()

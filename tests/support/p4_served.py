@@ -3,6 +3,7 @@
 
 import os
 import signal
+from contextlib import AbstractContextManager
 
 from host_agent.loop import warm_up
 from switchml.control import client
@@ -16,7 +17,7 @@ from tests.support.launch import DEADLINE_S, until
 TABLES = ("own_addresses", "workers", "workers_v1", "receivers", "loss_in", "loss_out")
 
 
-class Served:
+class Served(AbstractContextManager):
     """`address` is the control port's HOST:PORT. `looker` is a second, read-only connection to the switch."""
 
     def __init__(self, kind: str = "p4", *, ports: int = 4, program: str = "switchml", **options):
@@ -66,6 +67,9 @@ class Served:
         before = self.process.pid
         os.kill(before, signal.SIGKILL)
         until(lambda: self.process.pid != before)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         if self.controller is not None:

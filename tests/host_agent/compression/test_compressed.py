@@ -232,8 +232,7 @@ def test_a_tree_of_switches_says_that_it_takes_no_sparse_sums(monkeypatch):
     from switchml.aggregator.software import SoftwareDataplane
 
     monkeypatch.setattr(SoftwareDataplane, "dense_only", True)
-    running = LocalAggregator()
-    try:
+    with LocalAggregator() as running:
         with pytest.raises(ConfigError, match="adds dense tensors only"):
             HostAgent.join(running.address, job="told", rank=0, world_size=1, sparse="on")
         agent = HostAgent.join(running.address, job="auto", rank=0, world_size=1, sparse="auto")
@@ -242,8 +241,6 @@ def test_a_tree_of_switches_says_that_it_takes_no_sparse_sums(monkeypatch):
         with pytest.raises(ConfigError, match="expected off or auto"):
             agent.allreduce(np.ones(5000, np.float32), sparse=True)
         agent.leave()
-    finally:
-        running.stop()
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))

@@ -199,14 +199,11 @@ def test_codecs(join, codec):
 
 
 def test_several_aggregators(join, aggregator):
-    second = LocalAggregator()
-    try:
+    with LocalAggregator() as second:
         agents = join([2, 2], at=f"{aggregator.address},{second.address}")
         results = reduce_all(agents, [contribution(1, rank, 300_007) for rank in range(4)])
         np.testing.assert_array_equal(results[0], total(1, 4, 300_007))
         leave_all(agents)
-    finally:
-        second.stop()
 
 
 # What the network carries

@@ -12,6 +12,7 @@ import pytest
 
 from host_agent.loading import peers
 from host_agent.loading.peers import TcpPeers
+from tests.support.launch import good, on_all
 
 
 @pytest.fixture
@@ -20,20 +21,15 @@ def pair(monkeypatch):
     monkeypatch.setattr(peers, "HANDSHAKE_S", 0.2)
     meeting, addresses = threading.Barrier(2), {}
 
-    def join(rank: int, ranks: list[TcpPeers | None]) -> None:
+    def join(rank: int) -> TcpPeers:
         def exchange(address):
             addresses[rank] = address
             meeting.wait()
             return [addresses[each] for each in range(2)]
 
-        ranks[rank] = TcpPeers(exchange, b"the job's", timeout_s=100)
+        return TcpPeers(exchange, b"the job's", timeout_s=100)
 
-    ranks: list = [None, None]
-    threads = [threading.Thread(target=join, args=(rank, ranks)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    ranks = good(on_all(range(2), join))
     yield ranks, addresses
     for each in ranks:
         each.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 
 import pytest
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from host_agent.profile import clocks
 from host_agent.profile.clocks import ROUNDS, Pings
+from tests.support.launch import good, on_all
 
 
 @pytest.fixture
@@ -23,12 +23,7 @@ def store(monkeypatch):
 
 
 def exchanged(ranks: list[Pings], times: int) -> None:
-    threads = [threading.Thread(target=lambda one=one: [one.exchange() for _ in range(times)]) for one in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    good(on_all(ranks, lambda one: [one.exchange() for _ in range(times)]))
 
 
 def test_each_message_has_two_ends(store):

@@ -1,7 +1,6 @@
 """How ranks of a group name their job, wait for an aggregator, and say that there is none: without ranks' processes."""
 
 import sys
-import threading
 from datetime import timedelta
 
 import pytest
@@ -15,6 +14,7 @@ from host_agent.pytorch.rendezvous import Rendezvous, ToldByAnother, reach_timeo
 from host_agent.pytorch.store import own_part
 from switchml.control import client
 from switchml.errors import ConfigError, JoinError
+from tests.support.launch import good, on_all
 
 
 def ranks(count=2, known=None, store=None):
@@ -63,11 +63,7 @@ def test_a_round_finds_nothing_of_the_rounds_before_it():
         arrive(2, 3, timeout_s=0.01)
     for size in (3, 3, 2):
         found.clear()
-        threads = [threading.Thread(target=arrive, args=(rank, size)) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        good(on_all(range(size), lambda rank, size=size: arrive(rank, size)))
         parts = dict(found)
         assert sorted(parts) == list(range(size))
         assert not parts[0].check(["invitation"])

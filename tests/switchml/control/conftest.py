@@ -10,6 +10,7 @@ import pytest
 from switchml.control import client
 from switchml.control.server import Controller
 from tests.support.fake_dataplane import FakeDataplane
+from tests.support.launch import good, on_all
 from tests.support.started import started
 
 DEADLINE_S = 100.0
@@ -26,27 +27,12 @@ class Aggregator:
         self.address = "{}:{}".format(*self.addresses.control)
 
     def join(self, rank: int = 0, world_size: int = 1, **options) -> client.Session:
-        options = {
-            "job": "x",
-            "data_address": ("127.0.0.1", 4000 + rank),
-            "timeout_s": DEADLINE_S,
-            "peer_timeout_s": 2.0,
-        } | options
-        return client.join(self.address, rank=rank, world_size=world_size, **options)
+        options = {"data_address": ("127.0.0.1", 4000 + rank), "timeout_s": DEADLINE_S, "peer_timeout_s": 2.0} | options
+        return client.join(self.address, **{"job": "x", "rank": rank, "world_size": world_size} | options)
 
     def fill(self, world_size: int, **options) -> list[client.Session]:
         """All ranks of a job, joined side by side."""
-        sessions: dict[int, client.Session] = {}
-
-        def join(rank: int) -> None:
-            sessions[rank] = self.join(rank, world_size, **options)
-
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(world_size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [sessions[rank] for rank in range(world_size)]
+        return good(on_all(range(world_size), lambda rank: self.join(rank, world_size, **options)))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 found."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -100,8 +101,5 @@ def test_a_gradient_counted_twice_or_scaled_wrong_is_found():
 def test_who_is_left_behind_must_be_behind(is_behind):
     found = Checks(True)
     found.ledgers[1, 1] = Ledger(JOB, (5, 1, 1))
-    if is_behind:
-        found.error((1, 1), 0, 0, LeftBehind(""), False, False, True)
-    else:
-        with pytest.raises(Violation, match="LeftBehind without a cause"):
-            found.error((1, 1), 0, 0, LeftBehind(""), False, False, False)
+    with nullcontext() if is_behind else pytest.raises(Violation, match="LeftBehind without a cause"):
+        found.error((1, 1), 0, 0, LeftBehind(""), False, False, is_behind)
