@@ -38,6 +38,9 @@ class Inside(Ranged):
     between them. Groups that were not measured use as many rings as these links form."""
     link_bytes_per_s: float = number(BYTES, 0.0)
     """Bandwidth of one of `links`, in each direction."""
+    low_latency: float = number(Range(0, 1), 1.0)
+    """Share of the latencies that remains in the library's low-latency protocol, which small messages use; 1: it has
+    none."""
     multicast_bytes_per_s: float = number(BYTES, 0.0)
     """Bandwidth of an accelerator's links in each direction while the node's switch reduces and multicasts (NVLink
     SHARP); 0: not supported."""

@@ -65,7 +65,10 @@ def check_all_reduce(algorithm: str, hierarchy: str = "auto") -> None:
 
 def _all_reduce(links: Interconnect, size_bytes: float, where: GroupLayout, algorithm: str, hierarchy: str) -> Cost:
     if algorithm == "auto":
-        names = ("ring",) if where.nodes == 1 else ("ring", "tree")
+        names = ["ring"]
+        if not _measured(links, where):
+            names += ["tree"] if where.nodes > 1 else []
+            names += ["nvls"] if links.inside.multicast_bytes_per_s else []
         each = (_all_reduce(links, size_bytes, where, name, hierarchy) for name in names)
         return min(each, key=lambda one: one.seconds)
     return _between(links, size_bytes, where, algorithm, hierarchy, _ring, _ALL_REDUCES[algorithm])
@@ -117,36 +120,62 @@ def _pipelined(
 ) -> Cost:
     """Cost of an operation that takes `inside_s` within nodes, overlapped with `crossing` bytes that leave each node in
     `steps` sequential messages after `hosts_s` on the hosts."""
+    start_s = links.start_s(where, steps)
     if where.nodes == 1:
-        return slowest(size_bytes, links.start_s(where), inside_s)
-    between_s = crossing / links.node_rate(where, pattern) + hosts_s
-    costed = slowest(size_bytes, links.start_s(where, steps), inside_s, between_s)
+        return _by_protocol(links, size_bytes, start_s, 0.0, inside_s)
+    rate = links.node_rate(where, pattern)
+    filling_s = links.between.filling_bytes(crossing, where.per_node / links.accelerators_per_node) / rate
+    costed = _by_protocol(links, size_bytes, start_s, filling_s, inside_s, crossing / rate + hosts_s)
     return costed.leaves(crossing * where.nodes, once_a_leaf)
+
+
+LOW_LATENCY_TIMES = 4.0
+"""Bytes that NCCL's low-latency protocol (LL) sends for each byte of a message: it sustains 25 to 50 % of the bandwidth
+(Hu et al. 2025, Demystifying NCCL, section III)."""
+
+
+def _by_protocol(links: Interconnect, size_bytes: float, start_s: float, filling_s: float, *transfers_s: float) -> Cost:
+    """Cost of pipelined transfers with the faster of the library's protocols: full chunks, whose pipeline takes
+    `filling_s` to fill, or low latency."""
+    full = slowest(size_bytes, start_s + filling_s, *transfers_s)
+    slower_s = [LOW_LATENCY_TIMES * each for each in transfers_s]
+    low = slowest(size_bytes, start_s * links.inside.low_latency, *slower_s)
+    return min(full, low, key=lambda one: one.seconds)
 
 
 def _ring(links: Interconnect, size_bytes: float, where: GroupLayout, passes: float = 2.0) -> Cost:
     """A ring: 2(n-1)/n S pass every rank, and leave every node. `passes` of 1: reduce-scatter or all-gather, half of
     that."""
     n = where.ranks
-    measured = _measured(links.folder, links.inside.tables) if links.inside.tables else {}
-    if where.nodes == 1 and n in measured:
-        latency, rate = map(float, measured[n].at(size_bytes))
-        return Cost(latency, size_bytes, rate * 2.0 / passes)
     moved, read = passes * (n - 1) / n * size_bytes, size_bytes * passes / 2
+    if curve := _measured(links, where):
+        latency, rate = map(float, curve.at(size_bytes))
+        costed = Cost(latency, size_bytes, rate * 2.0 / passes)
+        return costed if where.nodes == 1 else costed.leaves(moved * where.nodes, True)
     inside_s, hosts_s = _wire(links, moved, read, where.per_node), _wire(links, 0.0, read)
     steps = passes * (where.nodes - 1)
     return _pipelined(links, size_bytes, where, inside_s, moved, "ring", steps, hosts_s=hosts_s, once_a_leaf=True)
 
 
+def _measured(links: Interconnect, where: GroupLayout) -> tables.Curve | None:
+    """Return the curve measured for groups with this placement, if there is one."""
+    if not links.inside.tables:
+        return None
+    return _curves(links.folder, links.inside.tables, links.accelerators_per_node).get((where.ranks, where.nodes))
+
+
 @cache
-def _measured(folder: str, name: str) -> dict[int, tables.Curve]:
-    """Return curves fitted to a folder of nccl-tests tables, by number of ranks."""
+def _curves(folder: str, name: str, per_node: int) -> dict[tuple[int, int], tables.Curve]:
+    """Return curves fitted to a folder of nccl-tests tables, by number of ranks and of nodes."""
     path = Path(name) if Path(name).is_absolute() else Path(folder) / name
-    curves: dict[int, tables.Curve] = {}
+    curves: dict[tuple[int, int], tables.Curve] = {}
     for table in tables.read_all(path):
-        if table.ranks in curves:
-            raise ConfigError(f"{path} has two tables of {table.ranks} ranks; put those of one machine into a folder")
-        curves[table.ranks] = tables.fit(table.size_bytes, table.seconds)
+        key = table.ranks, table.layout(per_node).nodes
+        if key in curves:
+            raise ConfigError(
+                f"{path} has two tables of {key[0]} ranks on {key[1]} nodes; put those of one machine into a folder"
+            )
+        curves[key] = tables.fit(table.size_bytes, table.seconds)
     return curves
 
 

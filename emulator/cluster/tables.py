@@ -7,11 +7,13 @@ which the protocol changes: eight numbers for three segments, however long the t
 
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from emulator.cluster.topology import GroupLayout
 from switchml.errors import ConfigError
 from switchml.files import read_text
 
@@ -25,42 +27,98 @@ _LOOK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Table:
-    """A measured table; all arrays (rows,), by increasing size."""
+    """A measured table of all-reduces; all arrays (rows,), by increasing size."""
 
     name: str
     ranks: int
+    nodes: int
+    """Number of hosts in the list of ranks; 1 where the table has none."""
     size_bytes: np.ndarray
     seconds: np.ndarray
     """Out-of-place times, the first time column of nccl-tests."""
 
+    def layout(self, per_node: int) -> GroupLayout:
+        """Return the placement of the table's ranks; those of a table without hosts fill nodes of `per_node`."""
+        nodes = self.nodes if self.nodes > 1 else -(-self.ranks // per_node)
+        return GroupLayout(self.ranks, nodes, -(-self.ranks // nodes), nodes)
+
+
+_RANK = re.compile(r"#\s+Rank\s+(\d+)\b(?:.*?\bon\s+(\S+))?")
+_PREFIX = re.compile(r"^\s*(\[\d+,\d+\]\s*<std\w+>:|\d+:(?=\s))")
+"""What mpirun --tag-output and srun --label put before each line."""
+_TIMES = ((5, 1e-6), (4, 1e-6), (4, 1e-3))
+"""Column and unit of the out-of-place time: nccl-tests (size count type redop root time algbw busbw), before 2.11 (without
+root), before 2.8 (milliseconds)."""
+
 
 def read(path: Path) -> Table:
-    """Read a table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output with times
-    in µs. The number of ranks is taken from the name (`…_8gpu.txt`) or nccl-tests' list of ranks."""
-    lines = read_text(path).splitlines()
-    rows, ranks = [], 0
+    """Read a table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output, whose
+    time is recognized by the bandwidth beside it. The number of ranks is taken from nccl-tests' list of ranks or from
+    the name (`…_8gpu.txt`, `…_2x8gpu.txt`). Raises ConfigError for other collectives than all-reduces."""
+    rows: list[tuple[str, list[str]]] = []
+    hosts: dict[int, str | None] = {}
+    lines = [_PREFIX.sub("", line) for line in read_text(path).splitlines()]
     for line in lines:
+        if listed := _RANK.match(line.lstrip()):
+            hosts.setdefault(int(listed[1]), listed[2])
         fields = line.replace(",", " ").split()
-        if re.match(r"#\s+Rank\s+\d+", line):
-            ranks += 1
-        if not fields or not fields[0].isdigit():
-            continue
-        try:
-            # nccl-tests: size count type redop root time algbw busbw …; the CSV: size count type time busbw time busbw
-            rows.append((float(fields[0]), float(fields[3]) * 1e-9 if "," in line else float(fields[5]) * 1e-6))
-        except (IndexError, ValueError):
-            raise ConfigError(f"{path}: no nccl-tests row: {line!r}") from None
-    if ranks == 0 and (named := re.search(r"(\d+)_?gpu|gpu_?(\d+)|GPU(\d+)", path.name)):
-        ranks = int(next(filter(None, named.groups())))
+        if fields and fields[0].isdigit():
+            rows.append((line, fields))
+    ranks, nodes = len(hosts), len(set(hosts.values())) or 1
+    if not ranks and (named := re.search(r"(?:(\d+)x)?(\d+)_?gpu|gpu_?(\d+)|GPU(\d+)", path.name)):
+        nodes = int(named[1] or 1)
+        ranks = nodes * int(named[2] or named[3] or named[4])
     if len(rows) < 4 or ranks < 2:
         raise ConfigError(
             f"{path}: expected at least 4 rows of an nccl-tests table and the number of ranks (in the name: "
-            f"…_8gpu.txt); found {len(rows)} rows, {ranks} ranks"
+            f"…_8gpu.txt, …_2x8gpu.txt); found {len(rows)} rows, {ranks} ranks"
         )
-    table = np.array(sorted(rows))
-    if not np.all((table > 0) & np.isfinite(table)):
+    if "," in rows[0][0]:
+        size, nanoseconds = _columns(path, rows, (0, 3))
+        seconds = nanoseconds * 1e-9
+    else:
+        size, seconds = _timed(path, [row for row in rows if row[1][0] != "0"], ranks)
+    if not np.all((size > 0) & np.isfinite(size) & (seconds > 0) & np.isfinite(seconds)):
         raise ConfigError(f"{path}: expected sizes and times above 0 and finite")
-    return Table(path.stem, ranks, table[:, 0], table[:, 1])
+    order = np.argsort(size, kind="stable")
+    return Table(path.stem, ranks, nodes, size[order], seconds[order])
+
+
+def _columns(path: Path, rows: list[tuple[str, list[str]]], which: Sequence[int]) -> np.ndarray:
+    """Return these columns of the rows, (columns, rows) float64."""
+    numbers = []
+    for line, fields in rows:
+        try:
+            numbers.append([float(fields[i]) for i in which])
+        except (IndexError, ValueError):
+            raise ConfigError(f"{path}: no nccl-tests row: {line!r}") from None
+    return np.array(numbers, np.float64).reshape(-1, len(which)).T
+
+
+def _timed(path: Path, rows: list[tuple[str, list[str]]], ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return sizes in bytes and times in seconds of nccl-tests' own rows."""
+    unread: ConfigError | None = None
+    for column, unit in _TIMES:
+        try:
+            size, time, algbw, busbw = _columns(path, rows, (0, column, column + 1, column + 2))
+        except ConfigError as error:
+            unread = unread or error
+            continue
+        seconds = time * unit
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if np.all(np.abs(size / seconds / 1e9 - algbw) <= 0.011 + 0.02 * algbw):
+                break
+    else:
+        raise unread or ConfigError(f"{path}: expected nccl-tests' columns; times disagree with the bandwidths beside")
+    large = algbw >= 0.5
+    shares = busbw[large] / algbw[large]
+    if len(shares) and abs(np.median(shares) - 2 * (ranks - 1) / ranks) > 0.05:
+        raise ConfigError(
+            f"{path}: expected all-reduces among {ranks} ranks, with a bus bandwidth of {2 * (ranks - 1) / ranks:.3f} "
+            f"times the algorithm bandwidth; found {np.median(shares):.3f} times: another collective, or another number "
+            "of ranks"
+        )
+    return size, seconds
 
 
 def read_all(folder: Path) -> list[Table]:

@@ -5,7 +5,7 @@ a job communicate at once. Ranks are numbered node by node.
 from dataclasses import dataclass
 
 from emulator import datafile
-from emulator.ranges import FACTOR, RATE, SECONDS, Range, Ranged, number
+from emulator.ranges import BYTES, FACTOR, RATE, SECONDS, Range, Ranged, number
 
 KINDS = ("single-switch", "leaf-spine", "fat-tree", "rail-optimized", "dragonfly", "torus")
 
@@ -58,6 +58,9 @@ class Fabric(Ranged):
     """For fat-tree; for dragonfly: leaves per group."""
     dimensions: int = number(Range(1, 16), 3)
     """For torus."""
+    channel_bytes: float = number(BYTES, 0.0)
+    """Buffers of all channels of a node, which a long message fills before it flows at the full rate. NCCL: 4 MiB for
+    each of 8 (A100) or 16 (H100) channels. 0: included in `efficiency`."""
     host_s_per_byte: float = number(Range(0, 1), 0.0)
     """Host time per byte of a collective's buffer for copies and sums, not overlapped with the transfer. 0: included in
     `efficiency`."""
@@ -70,6 +73,13 @@ class Fabric(Ranged):
     def node_bytes_per_s(self) -> float:
         """Bandwidth of all ports of a node in each direction, as sustained by collectives."""
         return self.ports_per_node * self.port_bps / 8 * self.efficiency
+
+    def filling_bytes(self, crossing_bytes: float, share: float) -> float:
+        """Return the bytes whose transfer takes as long as filling the pipeline of a message of which `crossing_bytes`
+        leave a node, in a group that has `share` of the node's channels. Chunks shrink with the message: one of a third
+        of the buffers fills half of them (`emulator/lab/validation/data/nccl_nodes.csv`)."""
+        buffers = self.channel_bytes * share
+        return buffers * crossing_bytes / (crossing_bytes + buffers / 3) if buffers else 0.0
 
     def hops(self, span: int) -> int:
         """Return the number of switches between the farthest of `span` consecutive nodes."""

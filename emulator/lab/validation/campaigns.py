@@ -60,6 +60,7 @@ def all_of(
         found += _nccl(measured)
     if folder is not None and not found:
         raise ConfigError(f"{folder}: no iterations, tokens a second or nccl-tests tables in any file there")
+    found += _nccl_between_nodes()
     progress("Megatron's tables")
     found += _megatron()
     progress("torchtitan's and NeMo's tables")
@@ -135,6 +136,13 @@ def _nccl(measured: Sequence[tables.Table]) -> Iterator[Campaign]:
     for word, name in NODES.items():
         own = [row for table in measured if word in table.name for row in nccl.by_formula(table, clusters.load(name))]
         yield Campaign(f"all-reduces of 16 MB and more, closed form of {name}", nccl.split(own)[1])
+
+
+def _nccl_between_nodes() -> Iterator[Campaign]:
+    for use, remark in (("chosen", "looked at"), ("held out", "held out")):
+        small, large = nccl.split(nccl.between_nodes(use))
+        yield Campaign(f"all-reduces between nodes, 16 MB and more, tables {remark}", large)
+        yield Campaign(f"all-reduces between nodes, below 16 MB, tables {remark}", small)
 
 
 def _megatron() -> Iterator[Campaign]:

@@ -17,9 +17,11 @@ SIZES = st.floats(1.0, 1e11)
 
 
 def bare(**between):
-    """No latencies and no copies: bandwidth alone."""
-    inside = dataclasses.replace(DGX.inside, latency_s=0.0, latency_per_rank_s=0.0, local_bytes_per_s=1e30)
-    fabric = dataclasses.replace(DGX.between, hop_s=0.0, efficiency=1.0, **between)
+    """No latencies, no copies and no buffers to fill: bandwidth alone."""
+    inside = dataclasses.replace(
+        DGX.inside, latency_s=0.0, latency_per_rank_s=0.0, local_bytes_per_s=1e30, low_latency=1.0
+    )
+    fabric = dataclasses.replace(DGX.between, hop_s=0.0, efficiency=1.0, **{"channel_bytes": 0.0} | between)
     return dataclasses.replace(DGX, inside=inside, between=fabric)
 
 
@@ -63,6 +65,34 @@ def test_reduce_scatter_and_all_gather_are_an_all_reduce(size):
     whole = cost(bare(), "all_reduce", size, at, "ring").seconds
     halves = cost(bare(), "reduce_scatter", size, at).seconds + cost(bare(), "all_gather", size, at).seconds
     assert halves == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(("share", "where"), [(1.0, place(16, 1, 8)), (1 / 8, place(2, 8, 8))])
+def test_long_messages_fill_the_channels_buffers(share, where):
+    """What an endless message takes beyond its bytes is the buffers of the group's channels at its rate; of a message
+    of a third of them, as much as half; of a short one, in proportion."""
+    buffers, rate = 48e6 * share, 200e9 * share
+    filled, plain = (bare(channel_bytes=bytes) for bytes in (48e6, 0.0))
+    for size, filling in ((1e15, buffers), (buffers / 3, buffers / 2), (1e3, 3e3)):
+        one, other = (cost(links, "all_reduce", size, where, "tree").seconds for links in (filled, plain))
+        assert one - other == pytest.approx(filling / rate, rel=1e-3)
+
+
+def test_small_messages_use_the_low_latency_protocol():
+    """A kilobyte takes the share of the latencies; a gigabyte nothing less than without the protocol."""
+    alone = dataclasses.replace(DGX, inside=dataclasses.replace(DGX.inside, low_latency=1.0))
+    at = place(8, 1, 8)
+    few, many = (
+        cost(DGX, "all_reduce", size, at).seconds / cost(alone, "all_reduce", size, at).seconds for size in (1e3, 1e9)
+    )
+    assert few == pytest.approx(DGX.inside.low_latency, rel=0.01) and many == 1
+
+
+def test_auto_is_nvlink_sharp_where_that_is_fastest():
+    dgx, at = clusters.load("h100-dgx"), place(16, 1, 8)
+    each = {name: cost(dgx, "all_reduce", 1e9, at, name).seconds for name in ("ring", "tree", "nvls")}
+    assert cost(dgx, "all_reduce", 1e9, at).seconds == each["nvls"] == min(each.values())
+    assert clusters.load("mi300x-platform").inside.multicast_bytes_per_s == 0
 
 
 def test_a_rank_alone_pays_nothing():

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.cluster import tables
+from emulator.cluster.topology import GroupLayout
 from switchml.errors import ConfigError
 
 MB = 2.0**20
@@ -19,15 +20,52 @@ def write(path, sizes, seconds):
     path.write_text("\n".join(lines))
 
 
+def printed(sizes, seconds, hosts, per_host, *, root="-1 ", unit=1e6, share=None, label=""):
+    """What all_reduce_perf prints. `share`: bus bandwidth over algorithm bandwidth, 2(n-1)/n unless given."""
+    ranks = hosts * per_host
+    share = 2 * (ranks - 1) / ranks if share is None else share
+    lines = [f"#  Rank {i:2} Group  0 Pid 7 on node{i // per_host} device {i % per_host}" for i in range(ranks)]
+    lines += ["#       size   count   type  redop    time   algbw   busbw"]
+    for size, s in zip(sizes, seconds, strict=True):
+        rates = f"{s * unit:.4f} {size / s / 1e9:.2f} {size / s / 1e9 * share:.2f} 0"
+        lines.append(f"{int(size)} {int(size) // 4} float sum {root}{rates} {rates}")
+    return "\n".join(label + line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"root": ""}, {"root": "", "unit": 1e3}, {"label": "0: "}, {"label": "[1,0]<stdout>:"}]
+)
+def test_every_version_reads_the_same(tmp_path, how):
+    """With the root's column or without it (before 2.11), in ms (before 2.8), labelled by srun or mpirun."""
+    sizes, seconds = np.geomspace(1e3, 1e9, 12).round(), np.geomspace(2e-5, 5e-3, 12)
+    (tmp_path / "t.txt").write_text(printed(sizes, seconds, hosts=2, per_host=8, **how))
+    read = tables.read(tmp_path / "t.txt")
+    assert (read.ranks, read.nodes) == (16, 2) and read.layout(8) == GroupLayout(16, 2, 8, 2)
+    assert read.size_bytes.tolist() == sizes.tolist() and read.seconds == pytest.approx(seconds, rel=5e-3)
+
+
+def test_what_is_not_an_all_reduce_is_refused(tmp_path):
+    sizes, seconds = np.arange(1, 9) * MB, np.arange(1, 9) * 1e-5 + 2e-5
+    (tmp_path / "gather.txt").write_text(printed(sizes, seconds, 1, 8, share=7 / 8))
+    with pytest.raises(ConfigError, match="expected all-reduces among 8 ranks.* 1.750 .*found 0.875"):
+        tables.read(tmp_path / "gather.txt")
+    text = printed(sizes, seconds, 1, 8).replace(f"{MB / 3e-5 / 1e9:.2f} ", "1.00 ")
+    (tmp_path / "wrong.txt").write_text(text)
+    with pytest.raises(ConfigError, match="times disagree with the bandwidths"):
+        tables.read(tmp_path / "wrong.txt")
+
+
+def test_a_name_may_say_how_many_nodes(tmp_path):
+    write(tmp_path / "ar_2x8gpu.txt", np.arange(1, 9) * MB, np.full(8, 1e-5))
+    write(tmp_path / "ar_32gpu.txt", np.arange(1, 9) * MB, np.full(8, 1e-5))
+    two, four = tables.read_all(tmp_path)
+    assert two.layout(8) == GroupLayout(16, 2, 8, 2) and four.layout(8) == GroupLayout(32, 4, 8, 4)
+
+
 def test_csv_and_program_output_read_the_same(tmp_path):
     sizes, seconds = np.arange(1, 9) * MB, np.arange(1, 9) * 1e-5 + 2e-5
     write(tmp_path / "a_4gpu.txt", sizes, seconds)
-    lines = [f"#   Rank {i} Group 0 Pid 1 on host device {i}" for i in range(4)]
-    lines += [
-        f"{int(s)} {int(s) // 4} float sum -1 {t * 1e6:.2f} 1.0 1.0 0 9.0 1.0 1.0 0"
-        for s, t in zip(sizes, seconds, strict=True)
-    ]
-    (tmp_path / "b.log").write_text("\n".join(lines))
+    (tmp_path / "b.log").write_text(printed(sizes, seconds, hosts=1, per_host=4))
     one, other = tables.read_all(tmp_path)
     assert one.ranks == other.ranks == 4
     assert one.size_bytes.tolist() == other.size_bytes.tolist() == sizes.tolist()

@@ -172,7 +172,7 @@ def test_message_driven_passes_are_undivided_and_say_what_they_exchange():
 
 
 def test_buckets_overlap_and_sum_to_all_gradients():
-    job = Job(gpus=16, batch=16, micro_batch=1, bucket_bytes=5e6)
+    job = Job(gpus=16, batch=16, micro_batch=1, bucket_bytes=20e6)
     made = plan(GPT, job, DGX)
     graph, costs = iteration.build(made)
     buckets = [i for i, name in enumerate(graph.op_types.name) if "bucket" in name]

@@ -106,9 +106,16 @@ def test_a_shared_port_slows_both():
     assert alone_again.tenants[0].slowdown == pytest.approx(1.0)
 
 
-def test_trees_share_uplinks():
-    """Two jobs, half of the nodes under each leaf: alone each finds uplinks for more than a third of its ports."""
-    jobs = [asked(gpus=128, allreduce="tree", overlap=False)] * 2
+def test_trees_share_uplinks(tmp_path):
+    """Two jobs, half of the nodes under each leaf: alone each finds uplinks for more than a third of its ports. Without
+    buffers, whose filling is a delay, and not shared."""
+    path = tmp_path / "bare.toml"
+    path.write_text('extends = "h100-ethernet"\n[between]\nchannel_bytes = 0\n')
+    jobs = [
+        request(
+            VGG | {"cluster": str(path), "job": {"gpus": 128, "micro_batch": 32, "allreduce": "tree", "overlap": False}}
+        )
+    ] * 2
     found = together(jobs, ["one", "two"])
     assert found.shared_links == [f"leaf {number}" for number in range(4)]
     for tenant in found.tenants:
