@@ -47,8 +47,8 @@ _RANK = re.compile(r"#\s+Rank\s+(\d+)\b(?:.*?\bon\s+(\S+))?")
 _PREFIX = re.compile(r"^\s*(\[\d+,\d+\]\s*<std\w+>:|\d+:(?=\s))")
 """What mpirun --tag-output and srun --label put before each line."""
 _TIMES = ((5, 1e-6), (4, 1e-6), (4, 1e-3))
-"""Column and unit of the out-of-place time: nccl-tests (size count type redop root time algbw busbw), before 2.11 (without
-root), before 2.8 (milliseconds)."""
+"""Column and unit of the out-of-place time: nccl-tests (size count type redop root time algbw busbw), before 2.11
+(without root), before 2.8 (milliseconds)."""
 
 
 def read(path: Path) -> Table:
@@ -109,7 +109,7 @@ def _timed(path: Path, rows: list[tuple[str, list[str]]], ranks: int) -> tuple[n
             if np.all(np.abs(size / seconds / 1e9 - algbw) <= 0.011 + 0.02 * algbw):
                 break
     else:
-        raise unread or ConfigError(f"{path}: expected nccl-tests' columns; times disagree with the bandwidths beside")
+        raise unread or ConfigError(f"{path}: expected nccl-tests' columns; times disagree with the bandwidths")
     large = algbw >= 0.5
     shares = busbw[large] / algbw[large]
     if len(shares) and abs(np.median(shares) - 2 * (ranks - 1) / ranks) > 0.05:

@@ -28,8 +28,8 @@ def by_formula(table: tables.Table, cluster: Cluster) -> list[Row]:
 
 
 def between_nodes(use: str) -> list[Row]:
-    """Published all-reduces on several nodes, predicted by closed forms. `use`: "chosen", tables with a look at which the
-    form was chosen, or "held out"."""
+    """Published all-reduces on several nodes, predicted by closed forms. `use`: "chosen", tables with a look at which
+    the form was chosen, or "held out"."""
     rows = []
     for row in published("nccl_nodes.csv"):
         if row["use"] != use:
