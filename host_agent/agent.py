@@ -54,7 +54,7 @@ class HostAgent(Agent):
 
     global_ranks: tuple[int, ...] = ()
 
-    def __init__(self, joined: joining.Joined):
+    def __init__(self, joined: joining.JoinedPart):
         options, info = joined.options, joined.info
         self.transport = joined.transport_name
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
@@ -272,7 +272,7 @@ class HostAgent(Agent):
             self._is_pausing = False
             self._pauses.notify_all()
 
-    def migrate(self, joined: joining.Joined, agreed: bytes) -> None:
+    def migrate(self, joined: joining.JoinedPart, agreed: bytes) -> None:
         """While paused: continue at another aggregator, from the rounds `agreed` by all ranks. Raises ConfigError;
         JobError if this rank leaves the job."""
         with self._close_lock:
@@ -314,7 +314,7 @@ class HostAgent(Agent):
         """Whether packets are in flight."""
         return bool(self._worker.window["in_flight"])
 
-    def _new_loop(self, joined: joining.Joined) -> loop.Loop:
+    def _new_loop(self, joined: joining.JoinedPart) -> loop.Loop:
         return loop.new_loop(
             self._worker,
             joined.transport.socket,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from host_agent import collectives, density, tensors
-from host_agent.calls import FailureState, Handle, Late, OnDone, Request, log
+from host_agent.calls import FailureState, Handle, LateContributions, OnDone, Request, log
 from host_agent.signatures import Signature
 from switchml.errors import ConfigError, JobError, UnsupportedTensor
 from switchml.protocol.sparse import Sparse
@@ -135,7 +135,7 @@ class Agent(collectives.CollectivesMixin):
         codec: str | None = None,
         memory: str | None = None,
         name: str = "",
-        late: Late | None = None,
+        late: LateContributions | None = None,
     ) -> Any:
         """Sum or mean of `x` over all ranks, with identical bits on each; or another operation of collectives.OPS.
 
@@ -230,7 +230,7 @@ class Agent(collectives.CollectivesMixin):
         keep: object = None,
         sparse: SparseOption = None,
         wire: str | None = None,
-        late: Late | None = None,
+        late: LateContributions | None = None,
         note: str = "",
     ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.

@@ -33,7 +33,7 @@ def words(kind: str) -> str:
 
 
 @dataclass
-class Late:
+class LateContributions:
     """Contributions that missed the deadline of an all-reduce, in a job with a deadline (docs/protocol.md, section 13).
 
     `values`: an array of the call's size and dtype that receives what this rank contributed too late, and 0 elsewhere;
@@ -87,7 +87,7 @@ class Request:
     wire: str | None = None
     collective: Collective | None = None
     is_part: bool = False
-    late: Late | None = None
+    late: LateContributions | None = None
     called: Signature | None = None
 
     @property
@@ -116,7 +116,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Begun:
+class CallStart:
     """Start of a call: the worker's task `number`, the time in seconds of the agent's clock, and packet counters at
     that time."""
 
@@ -136,7 +136,7 @@ class PendingCall:
     divisor: int
     deadline: float
     index: int = field(default=0, init=False)
-    begun: Begun | None = field(default=None, init=False)
+    begun: CallStart | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:

@@ -50,7 +50,7 @@ PROGRAMS = {
 """Program → the command that prints its version, and its purpose with install instructions."""
 
 
-def look_around() -> list[Finding]:
+def run_checks() -> list[Finding]:
     """Run all checks except the torch comparison and the all-reduce trial, which take longer."""
     python = Finding("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
     findings = [python, _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
@@ -181,7 +181,7 @@ def compared(device: str | None) -> Finding:
 def _bmv2() -> Finding:
     from switchml.control.p4 import bmv2
 
-    missing = bmv2.lacks()
+    missing = bmv2.missing_requirements()
     found = f"lacks {', '.join(missing)}" if missing else "can run"
     return _optional("--aggregator bmv2", not missing, found, "the real switch; --aggregator p4 needs nothing")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host_agent import density, tensors
-from host_agent.calls import RAW, Begun, CallQueue, PendingCall, Request, overflow
+from host_agent.calls import RAW, CallQueue, CallStart, PendingCall, Request, overflow
 from host_agent.histories import Histories
 from host_agent.recording import AgentLog
 from host_agent.signatures import Signature
@@ -334,7 +334,7 @@ class Core(CallQueue[TaskCall]):
             tasks.append(self.worker.start(0, 0, 0, "raw", collective=call.seal))
         call.tasks = tuple(tasks)
         counters = self.worker.counters
-        call.begun = Begun(tasks[0], now, int(counters["sent"]), int(counters["retransmitted"]))
+        call.begun = CallStart(tasks[0], now, int(counters["sent"]), int(counters["retransmitted"]))
         self._running.append(call)
         if self.call_log is not None:
             chunks = int(self.worker.state.tasks[tasks[0] % TASKS]["chunks"])

@@ -55,7 +55,7 @@ def split_standbys(address: str) -> tuple[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class Stop:
+class RouteStop:
     """An aggregator to try, with the time limits in seconds for reaching it and for waiting for the other
     ranks there."""
 
@@ -64,22 +64,22 @@ class Stop:
     meet_s: float
 
 
-def route(addresses: Sequence[Any], lost: Any) -> Iterator[Stop]:
+def route(addresses: Sequence[Any], lost: Any) -> Iterator[RouteStop]:
     """Aggregators to try after the loss of `lost`, one of `addresses`: cyclically those after it in the list. A single
     aggregator is retried forever."""
     at = list(addresses).index(lost) + 1
     ordered = [*addresses[at:], *addresses[:at]]
     if len(ordered) == 1:
         while True:
-            yield Stop(lost, REACH_S, float("inf"))
+            yield RouteStop(lost, REACH_S, float("inf"))
     while True:
         for number, address in enumerate(ordered):
-            yield Stop(address, REACH_S, MEET_S / 2**number)
+            yield RouteStop(address, REACH_S, MEET_S / 2**number)
 
 
 def join_first(
     address: str, standbys: Sequence[str], options: joining.Options, **limit: int
-) -> tuple[list[joining.Joined], list[str]]:
+) -> tuple[list[joining.JoinedPart], list[str]]:
     """Join a job at its aggregator, or at a standby if that can't be reached or is lost before the job has started.
 
     Returns the result of `joining.join`, and all addresses, rotated to start with the one joined. An aggregator that
@@ -124,13 +124,13 @@ def is_loss(event: client.SessionEvent, has_standby: bool) -> bool:
     return isinstance(event, client.AggregatorLost) or (isinstance(event, membership.PeerLost) and has_standby)
 
 
-class Mover(Protocol):
+class FailoverAgent(Protocol):
     """Interface of an agent that failover uses."""
 
     def pause(self) -> bytes:
         """Stop moving packets and block the agent's thread; returns the progress (`handover.rounds_of`)."""
 
-    def migrate(self, joined: joining.Joined, agreed: bytes) -> None:
+    def migrate(self, joined: joining.JoinedPart, agreed: bytes) -> None:
         """Continue at another aggregator, from the rounds `agreed` by all ranks. Raises ConfigError."""
 
     def resume(self) -> None:
@@ -166,8 +166,8 @@ class Failover:
 
     def __init__(
         self,
-        agents: Sequence[Mover],
-        joined: joining.Joined,
+        agents: Sequence[FailoverAgent],
+        joined: joining.JoinedPart,
         addresses: Sequence[str],
         others: Callable[[client.SessionEvent], None],
     ):
@@ -183,7 +183,7 @@ class Failover:
         if len(self._addresses) > 1 and self._options.failover_s:
             threading.Thread(target=self._watch, name="switchml-heartbeat", daemon=True).start()
 
-    def _follow(self, joined: joining.Joined) -> None:
+    def _follow(self, joined: joining.JoinedPart) -> None:
         """Handle events of a session, and of the tunnel beside it, from now on."""
         session = joined.session
         if joined.tunnel is not None:
@@ -203,7 +203,7 @@ class Failover:
         with self._lock:
             if session is not self._session or self._go(event.reason):
                 return
-        who = "no standby took the job over" if has_standby else "it did not come back"
+        who = "no standby took over the job" if has_standby else "it did not return"
         self._others(replace(event, reason=f"{event.reason}; {who} within {self._options.failover_s:g} s"))
 
     def _watch(self) -> None:
@@ -242,7 +242,7 @@ class Failover:
                 agent.resume()
         if moved:
             log.warning(
-                f"{self._who}: goes on at {self._at} (epoch {self._info.epoch}) after "
+                f"{self._who}: continues at {self._at} (epoch {self._info.epoch}) after "
                 f"{time.monotonic() - started:.2f} s"
             )
         return moved
@@ -265,11 +265,11 @@ class Failover:
                 self._arrive(stop.address, self._join(stop, resumption, left_s))
                 return True
             except SwitchMLError as error:
-                log.info(f"{self._who}: can't go on at {stop.address}: {error}")
+                log.info(f"{self._who}: can't continue at {stop.address}: {error}")
             time.sleep(min(PAUSE_S, max(deadline - time.monotonic(), 0)))
         raise AssertionError("a route has no end")
 
-    def _join(self, stop: Stop, resumption: Resumption, left_s: float) -> list[joining.Joined]:
+    def _join(self, stop: RouteStop, resumption: Resumption, left_s: float) -> list[joining.JoinedPart]:
         """Join at a stop of the route. Raises JoinError and ConfigError."""
         info = self._info
         transport = self._options.transport
@@ -284,13 +284,13 @@ class Failover:
             is_given_up=self._is_over,
         )
         joined = joining.join(stop.address, options, self._parts)
-        problem = _lacks(info, joined[0].session.info, any(agent.sums_halves for agent in self._agents))
+        problem = _missing_feature(info, joined[0].session.info, any(agent.sums_halves for agent in self._agents))
         if problem:
             joining.close(joined)
             raise JoinError(f"the aggregator at {stop.address} {problem}")
         return joined
 
-    def _arrive(self, address: str, joined: list[joining.Joined]) -> None:
+    def _arrive(self, address: str, joined: list[joining.JoinedPart]) -> None:
         """Migrate the agents. Raises ConfigError."""
         session = joined[0].session
         self._tags += tuple(part.job_tag for part in session.info.parts)
@@ -311,19 +311,19 @@ def _lineage(begun: JobInfo) -> int:
     return begun.job_tag << 32 | begun.isn
 
 
-def _lacks(had: JobInfo, gets: JobInfo, sums_halves: bool) -> str:
+def _missing_feature(old: JobInfo, new: JobInfo, sums_halves: bool) -> str:
     """Feature that the job's running calls need and the next aggregator lacks; "" if none. `sums_halves`: half
     precision is sent unconverted."""
-    if not gets.rounds:
-        return "does not take jobs over"
-    if gets.dense_only and not had.dense_only:
-        return "takes no sparse packets"
-    if had.collectives and not gets.collectives:
-        return "takes no collectives but sums"
-    if gets.only_sums and not had.only_sums:
-        return "takes no minima, maxima or operations on bits"
-    if sums_halves and not gets.halves:
-        return "adds up no half precision"
-    if gets.padded and not had.padded:
-        return "wants sparse packets padded"
+    if not new.rounds:
+        return "does not take over running jobs"
+    if new.dense_only and not old.dense_only:
+        return "does not support sparse packets"
+    if old.collectives and not new.collectives:
+        return "supports no collectives other than sums"
+    if new.only_sums and not old.only_sums:
+        return "does not support min, max and bitwise operations"
+    if sums_halves and not new.halves:
+        return "does not sum half precision unconverted"
+    if new.padded and not old.padded:
+        return "requires padded sparse packets"
     return ""

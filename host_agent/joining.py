@@ -85,7 +85,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedPart:
     """Resources of one part of a job that an agent needs to start. `info`: of this part, which has the number `part`;
     `segment`: memory shared with the aggregator, if any; `tunnel`: of transport zmq; `impaired`: loss and reordering
     for tests."""
@@ -139,7 +139,7 @@ class Joined:
         }
 
 
-def join(address: str, options: Options, most_parts: int = MAX_PARTS) -> list[Joined]:
+def join(address: str, options: Options, most_parts: int = MAX_PARTS) -> list[JoinedPart]:
     """Join a job at one aggregator: its parts (docs/protocol.md, section 7), which share a session. Raises JoinError,
     ConfigError."""
     options, sparse = _resolved(options)
@@ -211,7 +211,7 @@ def join(address: str, options: Options, most_parts: int = MAX_PARTS) -> list[Jo
             part.follow(info)
             by = "shm" if is_large else transport.name if may_share else "udp"
             segment, why_not = _shared_memory(info.segment, by)
-            joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse, number))
+            joined.append(JoinedPart(options, session, info, part, segment, tunnel, impaired, sparse, number))
         undo.pop_all()
     for unused in transports[len(joined) :]:  # another rank, or the aggregator, supports fewer parts
         unused.close()
@@ -227,7 +227,7 @@ def join(address: str, options: Options, most_parts: int = MAX_PARTS) -> list[Jo
     return joined
 
 
-def close(joined: list[Joined]) -> None:
+def close(joined: list[JoinedPart]) -> None:
     """Undo `join`."""
     for part in joined:
         if part.tunnel is not None:

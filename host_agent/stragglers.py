@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from host_agent.base import Agent
-from host_agent.calls import Late
+from host_agent.calls import LateContributions
 from switchml.errors import ConfigError
 
 
@@ -49,7 +49,7 @@ class PartialRounds:
         if numel < 1 or not agent.deadline_s:
             raise ConfigError(f"numel {numel}, deadline {agent.deadline_s:g} s: expected at least 1, and above 0")
         self._agent = agent
-        self._late = Late(np.zeros(numel, np.float32))
+        self._late = LateContributions(np.zeros(numel, np.float32))
 
     def contribute(self, gradient: npt.NDArray[np.float32], most: int) -> list[Round]:
         """Add this rank's gradient (float32[numel]); returns the rounds completed since the last call, at least one.

@@ -45,7 +45,7 @@ def doctor(seconds: float, ranks: int, device: str | None, as_json: bool) -> Non
     from host_agent import checkup
 
     with progress("checking"):
-        findings = checkup.look_around()
+        findings = checkup.run_checks()
         findings.append(checkup.compared(device))
         findings.append(trial(ranks, seconds))
     if as_json:

@@ -36,7 +36,7 @@ from host_agent.calls import CallQueue, Request, overflow, words
 from host_agent.collectives import KINDS
 from host_agent.hierarchy import memory as memories
 from host_agent.hierarchy.blocks import Block, NodeCall
-from host_agent.hierarchy.collectives import FIRST_KIND, NodeCollectiveCall, Places
+from host_agent.hierarchy.collectives import FIRST_KIND, NodeCollectiveCall, RankLayout
 from host_agent.hierarchy.hosts import Membership
 from host_agent.hierarchy.memory import ARRIVED, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
 from host_agent.watch import StallWarning, late, lost
@@ -73,7 +73,7 @@ class HierarchicalAgent(Agent):
         facts = memory.facts()
         self.transport, self.wire, self.takes_sparse = facts["transport"], facts["wire"], facts["takes_sparse"]
         self.takes_collectives, self.only_sums = facts["takes_collectives"], facts["only_sums"]
-        self._places = Places(self.rank, membership.hosts)
+        self._layout = RankLayout(self.rank, membership.hosts)
         self.sparse = sparse
         self._membership, self._memory, self._network = membership, memory, network
         self._global_ranks = tuple(range(self.world_size))
@@ -165,7 +165,7 @@ class HierarchicalAgent(Agent):
             request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
             call = NodeCall(core.widened(request), sparse, divisor, deadline)
         else:
-            call = NodeCollectiveCall(request, density.OFF, divisor, deadline, places=self._places)
+            call = NodeCollectiveCall(request, density.OFF, divisor, deadline, layout=self._layout)
         self._queue.add(call, self._membership.departure)
         self._is_over = bool(self._membership.departed)
 

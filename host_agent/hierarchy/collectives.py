@@ -2,8 +2,9 @@
 operation over the hosts, and the part of the result that a rank copies out.
 
 If each rank has a share of the tensor, a block has the same piece of every share, host by host, in the order of
-`Places`. So the pieces of a host are adjacent, and one collective over the hosts moves them. Input that is not summed
-is copied straight to the result, without a copy in the inputs. Integer sums are all-reduces, whose overflows are exact.
+`RankLayout`. So the pieces of a host are adjacent, and one collective over the hosts moves them. Input that is not
+summed is copied straight to the result, without a copy in the inputs. Integer sums are all-reduces, whose overflows are
+exact.
 """
 
 import hashlib
@@ -27,14 +28,14 @@ _GRAIN = 64
 
 
 @dataclass(frozen=True)
-class Places:
+class RankLayout:
     """This rank, and the ranks of each host."""
 
     rank: int
     hosts: tuple[tuple[int, ...], ...]
 
     @cached_property
-    def of(self) -> tuple[int, ...]:
+    def position(self) -> tuple[int, ...]:
         """Position of each rank's piece in a block, counted in pieces."""
         order = [rank for ranks in self.hosts for rank in ranks]
         return tuple(order.index(rank) for rank in range(len(order)))
@@ -44,7 +45,7 @@ class Places:
         return {rank: host for host, ranks in enumerate(self.hosts) for rank in ranks}
 
     @cached_property
-    def are_even(self) -> bool:
+    def is_even(self) -> bool:
         """Whether every host has the same number of ranks."""
         return len({len(ranks) for ranks in self.hosts}) == 1
 
@@ -53,7 +54,7 @@ class Places:
 class NodeCollectiveCall(NodeCall):
     """A request for a two-level collective."""
 
-    places: Places = field(kw_only=True)
+    layout: RankLayout = field(kw_only=True)
 
     def __post_init__(self) -> None:
         request, scheme = self.request, self.scheme
@@ -96,7 +97,7 @@ class CollectiveBlock(Block):
         return False
 
     def copy_in(self, memory: HostMemory, slot: int) -> None:
-        scheme, source, me = self.call.scheme, self.call.request.source, self.call.places.rank
+        scheme, source, me = self.call.scheme, self.call.request.source, self.call.layout.rank
         if scheme.reach == REACH_OTHERS:
             if scheme.shares:
                 memory.put(slot, self._at(me), self.address(source), self.nbytes)
@@ -119,8 +120,8 @@ class CollectiveBlock(Block):
         return False
 
     def requests(self, result: int, done: OnDone, keep: object) -> list[Request]:
-        scheme, places = self.call.scheme, self.call.places
-        hosts, mine = places.hosts, places.host_of[places.rank]
+        scheme, layout = self.call.scheme, self.call.layout
+        hosts, mine = layout.hosts, layout.host_of[layout.rank]
         gathers, mark = scheme.reach == REACH_OTHERS, scheme.mark
 
         def one(source: int, target: int, ranks: int, collective: Collective) -> Request:
@@ -128,9 +129,9 @@ class CollectiveBlock(Block):
             return replace(request, collective=collective, called=self.call.request.signature)
 
         if not scheme.shares:
-            root = scheme.root if scheme.seals >= 0 else places.host_of[scheme.root]
+            root = scheme.root if scheme.seals >= 0 else layout.host_of[scheme.root]
             return [one(result, result, 1, replace(scheme, root=root))]
-        if not places.are_even:  # one collective per host
+        if not layout.is_even:  # one collective per host
             each = []
             for host, ranks in enumerate(hosts):
                 at = result + self._at(ranks[0])
@@ -144,7 +145,7 @@ class CollectiveBlock(Block):
         return [one(result, own, share, scatter)]
 
     def copy_out(self, memory: HostMemory, slot: int) -> None:
-        scheme, target, me = self.call.scheme, self.call.request.target, self.call.places.rank
+        scheme, target, me = self.call.scheme, self.call.request.target, self.call.layout.rank
         if scheme.shares and scheme.reach == REACH_OTHERS:
             for rank in range(scheme.shares):
                 if rank != me:  # this rank's own share is there already
@@ -159,4 +160,4 @@ class CollectiveBlock(Block):
 
     def _at(self, rank: int) -> int:
         """Offset in bytes of a rank's piece."""
-        return self.call.places.of[rank] * self.nbytes
+        return self.call.layout.position[rank] * self.nbytes

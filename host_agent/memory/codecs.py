@@ -2,11 +2,11 @@
 
 `CODECS` lists them by name. Codecs with `is_bounded` take the maximum error of an element; zeros stay zeros. All work
 on the vector's device, part by part, so that in addition to the vector and the compressed one they need memory for a
-few times `part_of(vector)` elements; only `host` moves the vector.
+few times `part_elements(vector)` elements; only `host` moves the vector.
 
 A codec is a coroutine. When it needs numbers on the host, it yields a vector of them and receives them as a list: at
 once for tensors on a CPU, and for those on a GPU when the stream has computed them, without blocking the caller
-(`behind.py`)."""
+(`side_stream.py`)."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import torch
 
 from host_agent.memory import device_bits, device_levels, device_szx, streams
 from host_agent.memory.host import Host
-from host_agent.memory.parts import StoredVector, part_of, parts_of
+from host_agent.memory.parts import StoredVector, part_elements, parts_of
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROW = 256
@@ -145,8 +145,8 @@ class Int8:
 
 
 def _rows_of(*matrices: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same rows of all matrices, in groups of as many as `part_of` allows."""
-    rows = part_of(matrices[0]) // ROW
+    """The same rows of all matrices, in groups of as many as `part_elements` allows."""
+    rows = part_elements(matrices[0]) // ROW
     for first in range(0, len(matrices[0]), rows):
         yield tuple(matrix[first : first + rows] for matrix in matrices)
 

@@ -11,7 +11,7 @@ import torch
 
 from host_agent.memory import device_bits
 from host_agent.memory.device_bits import places
-from host_agent.memory.parts import StoredVector, part_of
+from host_agent.memory.parts import StoredVector, part_elements
 
 BLOCK = 128
 _SHARE = 4
@@ -94,7 +94,7 @@ def compress(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list
 
 
 def _parts_of(vector: torch.Tensor) -> list[torch.Tensor]:
-    return list(vector.split(part_of(vector) // _SHARE))
+    return list(vector.split(part_elements(vector) // _SHARE))
 
 
 class _Layout:

@@ -60,7 +60,7 @@ class WithOutliers(StoredVector):
         return [*self.rest.tensors(), *self.outliers.tensors()]
 
 
-def apart(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], tuple[torch.Tensor, Outliers | None]]:
+def split_outliers(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], tuple[torch.Tensor, Outliers | None]]:
     """Coroutine (`codecs.py`) that separates the outliers of a contiguous vector of floats: the rest, with zeros at
     their positions, and the outliers. Returns the vector itself and None if there are none."""
     limit = _limit((yield _octaves(vector)))

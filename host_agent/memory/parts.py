@@ -21,12 +21,12 @@ class StoredVector:
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
-def part_of(tensor: torch.Tensor) -> int:
+def part_elements(tensor: torch.Tensor) -> int:
     """Number of elements of a part of this tensor."""
     return ON_DEVICE if tensor.is_cuda else ON_CPU
 
 
 def parts_of(vector: torch.Tensor) -> Sequence[torch.Tensor]:
     """Views of all parts, in order; at least one."""
-    parts: Sequence[torch.Tensor] = vector.split(part_of(vector))
+    parts: Sequence[torch.Tensor] = vector.split(part_elements(vector))
     return parts

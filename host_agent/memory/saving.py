@@ -1,5 +1,5 @@
 """Tensors that autograd saves for the backward pass: selection for compression, deduplication by storage, and restoring
-of views. Bounds come from `bounds.py`, the codecs from `codecs.py`, and their execution from `behind.py`."""
+of views. Bounds come from `bounds.py`, the codecs from `codecs.py`, and their execution from `side_stream.py`."""
 
 import math
 import time
@@ -12,11 +12,11 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from host_agent.memory.behind import SideStream, Task, at_once
 from host_agent.memory.bounds import Fixed, Key, Measured
 from host_agent.memory.codecs import FLOATS, Codec, CompressedTensor, Compression, narrowed
-from host_agent.memory.outliers import WithOutliers, apart
+from host_agent.memory.outliers import WithOutliers, split_outliers
 from host_agent.memory.parts import parts_of
+from host_agent.memory.side_stream import SideStream, Task, at_once
 
 PLAIN = (torch.Tensor, nn.Parameter)
 """Types that are compressed; subclasses define their own memory."""
@@ -60,7 +60,7 @@ class WeightCast:
         return []
 
 
-class Shared:
+class SharedVector:
     """One compressed vector and its users in the graph. A restored vector is kept until the last user has read it: an
     activation function's output is the next layer's input. `compressed` is None while a side stream works on it, and if
     it stays uncompressed."""
@@ -91,7 +91,7 @@ class View:
     """A saved tensor: a view of the vector restored by `shared`. `is_dense`: whether its elements are in memory order;
     otherwise they are in index order."""
 
-    def __init__(self, shared: Shared, tensor: torch.Tensor, offset: int, is_dense: bool):
+    def __init__(self, shared: SharedVector, tensor: torch.Tensor, offset: int, is_dense: bool):
         self._shared, self._offset, self._is_dense = shared, offset, is_dense
         self._size, self._stride = tensor.size(), tensor.stride()
         shared.users += 1
@@ -133,7 +133,7 @@ class SavedTensors:
         self.weights: list[nn.Parameter] = []
         self._counters = Counters()
         self._sides: dict[torch.device, SideStream] = {}
-        self._seen: dict[int, tuple[StorageWeakRef, dict[Any, Shared | None]]] = {}
+        self._seen: dict[int, tuple[StorageWeakRef, dict[Any, SharedVector | None]]] = {}
 
     def forget(self) -> None:
         """End of a forward pass: no more views of its storages will be saved."""
@@ -182,7 +182,7 @@ class SavedTensors:
         self._counters.restore_s += time.perf_counter() - started
         return tensor
 
-    def _compressed(self, vector: torch.Tensor) -> Shared | None:
+    def _compressed(self, vector: torch.Tensor) -> SharedVector | None:
         """Compress a vector; None if it stays uncompressed."""
         counters, size = self._counters, vector.nbytes
         if size < self._least_bytes or vector.dtype not in FLOATS + WHOLE_NUMBERS:
@@ -190,7 +190,7 @@ class SavedTensors:
             return None
         started = time.perf_counter()
         is_bounded = self._codec.is_bounded and vector.dtype in FLOATS
-        shared = Shared(self._bounds.claim() if is_bounded else ("", 0))
+        shared = SharedVector(self._bounds.claim() if is_bounded else ("", 0))
         compression = self._compression(vector, shared.key if is_bounded else None)
         if vector.is_cuda:
             shared.raw = RawTensor(vector)
@@ -218,7 +218,7 @@ class SavedTensors:
         if not self._codec.floats_only:
             compressed = yield from self._codec.compress(vector, 0.0)
         elif vector.dtype in FLOATS:
-            rest, outliers = yield from apart(vector)
+            rest, outliers = yield from split_outliers(vector)
             bound = (yield from self._bounds.of(rest, key)) if key is not None else 0.0
             compressed = yield from self._codec.compress(rest, bound)
             if compressed is not None and outliers is not None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from host_agent.pytorch.by_name import BACKEND_NAME, teach
+from host_agent.pytorch.torch_patches import BACKEND_NAME, install
 
 DEVICES = ["cpu", "cuda"]
 
@@ -35,15 +35,15 @@ def autoload() -> None:
     """Register the backend with torch. Takes almost no time; may be called again."""
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=DEVICES)
-        teach()
+        install()
         if os.environ.get("SWITCHML_SETTINGS") or os.environ.get("SWITCHML_STEP_TIMES"):
-            from host_agent.pytorch import settings_arming
+            from host_agent.pytorch import settings_autoload
 
-            settings_arming.arm()
+            settings_autoload.apply_environment()
         if os.environ.get("SWITCHML_TRACE_DIR"):
-            from host_agent.profile.arming import arm
+            from host_agent.profile.autostart import start_profile
 
-            arm()
+            start_profile()
 
 
 def _create(options: Any, pg_options: object) -> dist.ProcessGroup:

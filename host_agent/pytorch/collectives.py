@@ -105,7 +105,7 @@ class Batch:
         return copy
 
 
-def goes(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str | None:
+def agent_op(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str | None:
     """The agent's name of `op` ("sum" for None) if the aggregator supports a collective of such tensors, else None."""
     if group.agent is None or not group.agent.takes_collectives:
         return None
@@ -132,7 +132,7 @@ def _alike(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], fact
 
 def all_reduce(group: Group, tensors: list[torch.Tensor], op: Any, timeout_s: float) -> Work | None:
     """In-place all-reduce, for ops other than sums."""
-    name = goes(group, tensors, op)
+    name = agent_op(group, tensors, op)
     if name is None or name in SUMS:
         return None
     batch = Batch(group, tensors, "all_reduce", len(tensors))
@@ -142,7 +142,7 @@ def all_reduce(group: Group, tensors: list[torch.Tensor], op: Any, timeout_s: fl
 
 
 def broadcast(group: Group, tensors: list[torch.Tensor], root: int, timeout_s: float) -> Work | None:
-    if len(tensors) != 1 or goes(group, tensors) is None:
+    if len(tensors) != 1 or agent_op(group, tensors) is None:
         return None
     batch = Batch(group, tensors, "broadcast")
     tensor = batch.output(tensors[0])
@@ -151,7 +151,7 @@ def broadcast(group: Group, tensors: list[torch.Tensor], root: int, timeout_s: f
 
 
 def reduce(group: Group, tensors: list[torch.Tensor], root: int, op: Any, timeout_s: float) -> Work | None:
-    name = goes(group, tensors, op)
+    name = agent_op(group, tensors, op)
     if name is None or len(tensors) != 1:
         return None
     batch = Batch(group, tensors, "reduce")
@@ -163,7 +163,7 @@ def reduce(group: Group, tensors: list[torch.Tensor], root: int, op: Any, timeou
 def all_gather_into(
     group: Group, outputs: list[torch.Tensor], inputs: list[torch.Tensor], timeout_s: float
 ) -> Work | None:
-    if goes(group, [*outputs, *inputs]) is None or not _alike(outputs, inputs, group.size()):
+    if agent_op(group, [*outputs, *inputs]) is None or not _alike(outputs, inputs, group.size()):
         return None
     batch = Batch(group, outputs, "all_gather", len(inputs), inputs)
     for out, each in zip(outputs, inputs, strict=True):
@@ -175,7 +175,7 @@ def all_gather(
     group: Group, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], timeout_s: float
 ) -> Work | None:
     """All-gather into a list of tensors of the input's size."""
-    if len(inputs) != 1 or len(outputs) != 1 or goes(group, [*outputs[0], *inputs]) is None:
+    if len(inputs) != 1 or len(outputs) != 1 or agent_op(group, [*outputs[0], *inputs]) is None:
         return None
     if len(outputs[0]) != group.size() or not all(_alike([out], inputs, 1) for out in outputs[0]):
         return None
@@ -190,7 +190,7 @@ def all_gather(
 def reduce_scatter_from(
     group: Group, outputs: list[torch.Tensor], inputs: list[torch.Tensor], op: Any, timeout_s: float
 ) -> Work | None:
-    name = goes(group, [*inputs, *outputs], op)
+    name = agent_op(group, [*inputs, *outputs], op)
     if name is None or not _alike(inputs, outputs, group.size()):
         return None
     batch = Batch(group, outputs, "reduce_scatter", len(inputs), inputs)
@@ -220,7 +220,7 @@ def barrier(group: Group, timeout_s: float) -> Work | None:
     return batch.work
 
 
-def take(group: Group, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+def dispatch(group: Group, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
     """Handle a call of ProcessGroup's method `name` with an options object, as torch.distributed calls it; other
     calling conventions are left to Gloo."""
     if name not in _METHODS or set(kwargs) - {"opts"}:

@@ -146,7 +146,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 self._join(rendezvous)
         except BaseException as error:
             self._leave(in_good_order=False)
-            if isinstance(error, dist.DistError):  # unconverted, it might make torch's caller retry (by_name.py)
+            if isinstance(error, dist.DistError):  # unconverted, it might make torch's caller retry (torch_patches.py)
                 error = JoinError(f"torch's store failed before the group was complete: {error}")
             if isinstance(error, JoinError):
                 without_traceback()
@@ -242,12 +242,12 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         by_gloo: Work = self.by_gloo("allreduce", (tensors, *args), kwargs)
         return by_gloo
 
-    def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+    def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
         """Submit the call of another method if the aggregator supports it, else return None."""
         kind, work = collectives.kind_of(name), None
         if self._takes_all and kind is not None:
             with self._submit_lock, recording.launching():  # the lock keeps the parts of one call together
-                work = collectives.take(self, name, args, kwargs)
+                work = collectives.dispatch(self, name, args, kwargs)
         if kind is not None:
             self._counts.add(kind, GLOO if work is None else "")
         return work
@@ -482,7 +482,7 @@ def _gloo_method(name: str) -> Callable[..., Any]:
     def method(self: SwitchMLProcessGroup, *args: Any, **kwargs: Any) -> Any:
         self._require_gloo()
         args, kwargs = premultiplied.plain(name, args, kwargs, self.rank())
-        work = self.take(name, args, kwargs)
+        work = self.dispatch(name, args, kwargs)
         return work if work is not None else self.by_gloo(name, args, kwargs)
 
     method.__name__ = name

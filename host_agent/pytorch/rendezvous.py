@@ -202,7 +202,7 @@ class Rendezvous:
         """Release this rank's resources of the group; stops the aggregator if this process started it.
 
         In good order, rank 0 is the first to return, since its process ends the store. A rank that starts another group
-        earlier connects to the old store, and has to reconnect (by_name.py).
+        earlier connects to the old store, and has to reconnect (torch_patches.py).
         """
         if self.rank != 0:
             with contextlib.suppress(RuntimeError):

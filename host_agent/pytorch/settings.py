@@ -17,7 +17,7 @@ In a script:
     model = DistributedDataParallel(model, **ddp_arguments(settings))
     apply(model, settings)
 
-Or without touching it: SWITCHML_SETTINGS=settings.toml torchrun … script.py (host_agent/pytorch/settings_arming.py).
+Or without touching it: SWITCHML_SETTINGS=settings.toml torchrun … script.py (host_agent/pytorch/settings_autoload.py).
 """
 
 import inspect

@@ -132,7 +132,7 @@ def own_part(store: Store, rank: int, size: int, timeout: timedelta, secret: str
     """
     try:
         return _announce(store, rank, timeout, secret) if rank else _gather(store, size, timeout, secret)
-    except DistNetworkError:  # by_name.py reconnects
+    except DistNetworkError:  # torch_patches.py reconnects
         raise
     except RuntimeError as error:
         raise JoinError(f"no meeting in torch's store within {timeout.total_seconds():g} s: {error}") from error

@@ -1,5 +1,5 @@
-"""A communication hook for DistributedDataParallel whose sums do not wait for late ranks (host_agent/calls.py, `Late`;
-docs/reliability.md).
+"""A communication hook for DistributedDataParallel whose sums do not wait for late ranks
+(host_agent/calls.py, `LateContributions`; docs/reliability.md).
 
     state = StragglerState()  # of a group whose job has a deadline: SWITCHML_DEADLINE=50ms
     ddp.register_comm_hook(state, straggler_hook)
@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from host_agent.base import Agent
-from host_agent.calls import Late
+from host_agent.calls import LateContributions
 from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
 from switchml.errors import ConfigError, UnsupportedTensor
@@ -44,7 +44,7 @@ class _Bucket:
     """One bucket's parameters, in order, and the part of its gradients that was too late."""
 
     parameters: list[torch.Tensor]
-    late: Late
+    late: LateContributions
 
 
 class StragglerState:
@@ -128,7 +128,7 @@ def straggler_hook(state: StragglerState, bucket: dist.GradBucket) -> torch.futu
     if state.iterations > _BUILDING:
         known = state.buckets.get(bucket.index())
         if known is None:
-            known = _Bucket(bucket.parameters(), Late(np.zeros(values.size, np.float32)))
+            known = _Bucket(bucket.parameters(), LateContributions(np.zeros(values.size, np.float32)))
             state.buckets[bucket.index()] = known
         late = known.late
         values += late.values

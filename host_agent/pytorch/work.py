@@ -93,7 +93,7 @@ class AllReduceWork(Work):
     `wait` raises the original error (`PeerLost` with its ranks). The future can't: a C++ future carries a RuntimeError,
     whose text has the name and the message of the original. Its value is a Python list of tensors, which DDP and hooks
     written in Python accept; torch's two built-in C++ hooks require a typed list, which only C++ can put into a future
-    (host_agent/pytorch/by_name.py has Python equivalents of these hooks).
+    (host_agent/pytorch/torch_patches.py has Python equivalents of these hooks).
 
     In a torch profile it has a span `switchml:all_reduce`, from its creation to its end.
     """

@@ -36,7 +36,7 @@ from emulator.traces.optimizer.search import Allowed, search
 from emulator.traces.readers.read import read
 from emulator.traces.whatif import codec_costs
 from emulator.traces.whatif.serial import prepared
-from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
+from host_agent.pytorch.settings_autoload import SETTINGS, STEP_TIMES
 from switchml import share
 from switchml.cli.options import RATE, SECONDS, option
 from switchml.errors import JobError

@@ -33,7 +33,16 @@ from switchml.control import rpc, v2_pb2
 from switchml.control.agreement import Report
 from switchml.control.channel import PEER_TIMEOUT_S, is_broken, is_final, open_channel, split_address, words_of
 from switchml.control.dataplane import Address, Link
-from switchml.control.membership import PROTOCOL, Disagreement, JobInfo, Peer, PeerLeft, PeerLost, Resumption
+from switchml.control.membership import (
+    PROTOCOL,
+    Disagreement,
+    JobInfo,
+    Peer,
+    PeerLeft,
+    PeerLost,
+    Resumption,
+    name_ranks,
+)
 from switchml.control.messages import address as plain_address
 from switchml.control.messages import fields
 from switchml.control.secret import given_secret
@@ -62,8 +71,6 @@ REACH_TIMEOUT = "30s"
 responds within seconds, unless it has to compile its kernels."""
 NOTICE_S = 2.0
 """Seconds after which waiting for an aggregator is logged to stderr."""
-_SHOWN_RANKS = 16
-"""Maximum number of missing ranks that a message names."""
 ANSWER_GRACE_S = 2.0
 """Seconds by which a client exceeds the join timeout: the aggregator's own error names the missing ranks."""
 LEAVE_TIMEOUT_S = 1.0
@@ -277,7 +284,7 @@ class Session:
             waited_s = time.monotonic() - begun
             if waited_s >= notice_s and self._token:
                 notice_s *= 2
-                self._say_who_is_missing(waited_s)
+                self._warn_of_missing_ranks(waited_s)
             if is_given_up():
                 raise JoinError(f"job {self._request.job!r}: rank {self._request.rank} left before it started")
             if time.monotonic() < self._deadline + (ANSWER_GRACE_S if self._token else 0.0):
@@ -293,7 +300,7 @@ class Session:
             raise self._outcome
         self.info = self._outcome
 
-    def _say_who_is_missing(self, waited_s: float) -> None:
+    def _warn_of_missing_ranks(self, waited_s: float) -> None:
         request = v2_pb2.StatusRequest(secret=self._request.secret)
         try:
             jobs = self._jobs.Status(request, timeout=NOTICE_S).jobs
@@ -302,10 +309,9 @@ class Session:
         name, rank, size = self._request.job, self._request.rank, self._request.world_size
         missing = next((list(job.missing) for job in jobs if job.name == name and job.state == "forming"), [])
         if missing:
-            shown = ", ".join(map(str, missing[:_SHOWN_RANKS])) + (" …" if len(missing) > _SHOWN_RANKS else "")
             log.warning(
-                f"job '{name}' rank {rank}: has waited {waited_s:.0f} s for {len(missing)} of {size} ranks to join: "
-                f"{shown} ({self._timeout_s:.0f} s at most)"
+                f"job '{name}' rank {rank}: has waited {waited_s:.0f} s (limit {self._timeout_s:.0f} s) for "
+                f"{len(missing)} of {size} ranks to join: {name_ranks(missing)}"
             )
 
     def events(self, callback: Callable[[SessionEvent], None]) -> None:

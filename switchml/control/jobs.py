@@ -52,8 +52,8 @@ class JobRegistry:
     A job may take `join_timeout_s` to form unless its first rank sets a timeout, and gets `slots` (0: a default for the
     number of ranks) unless its ranks request a number. `job_ids` is shared with other registries on the same data
     plane. `quotas` limit each client. `is_own(address)`: whether the address is the aggregator's own.
-    `make_way(addresses)` is called before a job with these addresses starts. `randbelow` draws numbers that outsiders
-    must not be able to guess; only simulations replace it.
+    `evict_unused(addresses)` is called before a job with these addresses starts. `randbelow` draws numbers that
+    outsiders must not be able to guess; only simulations replace it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class JobRegistry:
         journal: Journal = no_journal,
         quotas: Quotas = UNLIMITED,
         is_own: Callable[[Address], bool] = lambda address: False,
-        make_way: Callable[[Collection[Address]], None] = lambda addresses: None,
+        evict_unused: Callable[[Collection[Address]], None] = lambda addresses: None,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ):
         self.dataplane = dataplane
@@ -81,7 +81,7 @@ class JobRegistry:
         self._job_of: dict[int, Job] = {}
         self._journal = journal
         self._quotas = quotas
-        self._is_own, self._make_way = is_own, make_way
+        self._is_own, self._evict_unused = is_own, evict_unused
         self._wrong_secrets = WrongSecrets()
         # Secrets are stored as hashes with a key of this process, so that memory contents are useless elsewhere.
         self._key = secrets.token_bytes(32)
@@ -369,7 +369,7 @@ class JobRegistry:
         if not job.first.is_control_only:
             addresses = {address for request in requests for address in request.addresses}
             self._check_addresses_released(job, addresses)
-            self._make_way(addresses)
+            self._evict_unused(addresses)
             slots, parts = self._allocate(job)
         # For a job that sends no packets: one part, and one address for all ranks.
         first, *more = draw_parts(

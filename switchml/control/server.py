@@ -134,7 +134,7 @@ class Controller:
         }
         self._sessions = V1Sessions(plane, idle_timeout_s=self.v1_idle_timeout_s, **shared)
         self._registry = JobRegistry(
-            plane, join_timeout_s=self.join_timeout_s, make_way=self._sessions.make_way, **shared
+            plane, join_timeout_s=self.join_timeout_s, evict_unused=self._sessions.evict_unused, **shared
         )
         self._monitor = Monitor(self._registry, self._sessions, plane, monotonic(), journal)
         self._jobs = JobsService(self._registry, self._status, self.peer_timeout_s, self._client_of)

@@ -126,7 +126,7 @@ class V1Sessions:
             if now - session.last_active >= limit_s:
                 self._end(session, f"idle for {limit_s:g} s")
 
-    def make_way(self, addresses: Collection[Address]) -> None:
+    def evict_unused(self, addresses: Collection[Address]) -> None:
         """End the sessions that only claim one of these addresses, from which a v2 job starts."""
         ips = {ip for ip, _ in addresses}
         for session in list(self.live.values()):

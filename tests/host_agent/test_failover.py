@@ -39,7 +39,7 @@ def test_a_route_begins_behind_what_is_lost_and_visits_everything():
     assert [stop.address for stop in first] == ["c", "a", "b"] * 2
     assert first[0].meet_s > first[1].meet_s + first[2].meet_s  # so ranks out of step still meet
     only = failover.route(["a"], "a")
-    assert [next(only) for _ in range(2)] == [failover.Stop("a", failover.REACH_S, float("inf"))] * 2
+    assert [next(only) for _ in range(2)] == [failover.RouteStop("a", failover.REACH_S, float("inf"))] * 2
 
 
 def test_how_long_to_try(monkeypatch):
@@ -223,7 +223,7 @@ def test_nobody_takes_over(start):
     first.kill()
     for outcome in on_all(agents, lambda agent: agent.allreduce(np.ones(NUMEL, np.float32))):
         assert isinstance(outcome, AggregatorLost)
-        assert "broke" in str(outcome) and "it did not come back within 0.5 s" in str(outcome)
+        assert "broke" in str(outcome) and "it did not return within 0.5 s" in str(outcome)
     leave_all(agents)
 
 
@@ -252,6 +252,6 @@ def test_a_dead_rank_is_named_where_there_is_a_standby(start):
     agents = join_all(addresses, 2, job="dies", failover_timeout_s=1.0)
     agents[1]._session.drop()
     agents[1].abort(RuntimeError("for a test"))
-    with pytest.raises(PeerLost, match="rank 1 .*no standby took the job over within 1 s"):
+    with pytest.raises(PeerLost, match="rank 1 .*no standby took over the job within 1 s"):
         agents[0].allreduce(np.ones(NUMEL, np.float32))
     leave_all(agents)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from host_agent.calls import Late
+from host_agent.calls import LateContributions
 from host_agent.stragglers import PartialRounds
 from switchml.errors import ConfigError, JoinError, LeftBehind
 
@@ -28,7 +28,7 @@ def together(*calls):
 
 
 def memory():
-    return Late(np.full(NUMEL, np.nan, np.float32))
+    return LateContributions(np.full(NUMEL, np.nan, np.float32))
 
 
 @contextlib.contextmanager

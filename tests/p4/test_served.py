@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from host_agent.calls import Late
+from host_agent.calls import LateContributions
 from host_agent.loop import warm_up
 from switchml.control import client
 from switchml.control.p4 import dataplane as p4_dataplane
@@ -135,7 +135,7 @@ def check_stopped_rank(served: Served, **options) -> None:
     """In a job with a deadline: the others' sums end without it, and it is told them when it is back."""
     with joined(served, 3, "late", deadline_s=1.0, **options) as agents:  # which a rank keeps that is not stopped
         arrays = [np.arange(5000, dtype=np.float32) % 7 + rank for rank in range(3)]
-        late = [Late(np.zeros(5000, np.float32)) for _ in agents]
+        late = [LateContributions(np.zeros(5000, np.float32)) for _ in agents]
 
         def reduce(agent):
             return agent.allreduce(arrays[agent.rank], late=late[agent.rank])

@@ -79,7 +79,7 @@ class Failover:
         agent.on_event(event if isinstance(event, AggregatorLost) else AggregatorLost(event.reason))
 
     def _visit(
-        self, stop: failover.Stop, reports: tuple[bytes, ...], left_s: float
+        self, stop: failover.RouteStop, reports: tuple[bytes, ...], left_s: float
     ) -> Generator[simpy.Event, Any, bool]:
         """Try to join the other ranks at an aggregator. Returns whether the job continues there."""
         program, control = self._program, self._world.nodes[stop.address].control

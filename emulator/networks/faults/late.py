@@ -17,7 +17,7 @@ import numpy as np
 from emulator.networks.faults.plan import JobPlan, PlannedCall
 from emulator.networks.faults.tensors import put_special
 from emulator.networks.netsim.config import LinkConfig
-from host_agent.calls import Late, Request
+from host_agent.calls import LateContributions, Request
 from host_agent.core import format_of
 from switchml.protocol.fixedpoint import FORMATS, headroom, spreads
 from switchml.protocol.sizes import WIRES
@@ -65,7 +65,9 @@ class ErrorMemories:
     or are written elsewhere, as in PartialRounds."""
 
     def __init__(self, job: JobPlan, in_place: bool):
-        self._late = {call.bucket: Late(np.zeros(call.numel, call.dtype)) for call in job.calls if call.bucket >= 0}
+        self._late = {
+            call.bucket: LateContributions(np.zeros(call.numel, call.dtype)) for call in job.calls if call.bucket >= 0
+        }
         self._in_place = in_place
 
     @property
@@ -101,7 +103,7 @@ class ErrorMemories:
 
 @dataclass(frozen=True)
 class Entry:
-    """One rank's outcome: its result, the memory's content afterwards, and the values of `Late`."""
+    """One rank's outcome: its result, the memory's content afterwards, and the values of `LateContributions`."""
 
     result: np.ndarray
     kept: np.ndarray

@@ -1,6 +1,6 @@
 """Measures the speed-up of settings in a real run, for comparison with the prediction: a command, such as torchrun's,
 is run without and with the settings alternately, and its ranks record their step times
-(host_agent/pytorch/settings_arming.py).
+(host_agent/pytorch/settings_autoload.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 
 from emulator.traces.optimizer.search import SearchResult
 from host_agent.launching import run_command
-from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
+from host_agent.pytorch.settings_autoload import SETTINGS, STEP_TIMES
 from switchml.errors import ConfigError, JobError
 from switchml.runtime.folders import TemporaryFolder
 

@@ -6,7 +6,7 @@ import shutil
 from switchml.errors import ConfigError
 
 
-def lacks() -> list[str]:
+def missing_requirements() -> list[str]:
     """Descriptions of missing requirements; empty if it can run."""
     return [
         words
@@ -21,5 +21,5 @@ def lacks() -> list[str]:
 
 def check() -> None:
     """Raises ConfigError if it can't run."""
-    if missing := lacks():
+    if missing := missing_requirements():
         raise ConfigError(f"the aggregator bmv2 needs {' and '.join(missing)}; the aggregator p4 needs none of it")

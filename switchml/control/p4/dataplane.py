@@ -17,8 +17,8 @@ from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text
 from switchml.control.p4 import base as p4_base
 from switchml.control.p4 import tables
+from switchml.control.p4.allocator import PlaceAllocator
 from switchml.control.p4.driver import UDP_PREFIX, AttachedPort, Driver, Gone, Unreachable
-from switchml.control.p4.places import Places
 from switchml.control.p4.tables import Changes, Host, RegisterPlace
 from switchml.errors import ConfigError, ControlError
 from switchml.net import sockets
@@ -96,7 +96,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         self._stations = dict(stations or {})
         self._udp_bind = udp_bind
         self._loss_rate = loss_rate
-        self._places = Places(driver.rows)
+        self._allocator = PlaceAllocator(driver.rows)
         self._left_behind: list[_Job] = []
         self._silent_since: float | None = None
         self._prepare()
@@ -113,7 +113,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         with self._lock:
             self._check_job(spec)
             nowhere = [None] * spec.workers
-            job = _Job(spec, place=self._places.take(spec), hosts=list(nowhere), links=list(nowhere))
+            job = _Job(spec, place=self._allocator.take(spec), hosts=list(nowhere), links=list(nowhere))
             with self._adding(job):
                 for rank in range(spec.workers):
                     if spec.addresses[rank] is not None:
@@ -248,7 +248,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             log.debug("job %d: %s", job.spec.job_id, error)
             self._left_behind.append(job)
         self._free_links = sorted([*self._free_links, *job.lent_ports])
-        self._places.release(job.spec.job_id)
+        self._allocator.release(job.spec.job_id)
 
     def _undo(self, job: _Job) -> None:
         for changes in reversed(job.changes):

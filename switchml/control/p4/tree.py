@@ -17,8 +17,8 @@ from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text, parse_mac
 from switchml.control.p4 import base as p4_base
 from switchml.control.p4 import tables
+from switchml.control.p4.allocator import PlaceAllocator
 from switchml.control.p4.driver import Driver, Unreachable
-from switchml.control.p4.places import Places
 from switchml.control.p4.tables import Changes, Host, Neighbour, RegisterPlace
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError, ControlError
@@ -40,11 +40,11 @@ class TreeSwitch:
     above: str | None
     ports: dict[str, int]
     stations: dict[int, int]
-    places: Places = field(init=False)
+    allocator: PlaceAllocator = field(init=False)
     base: Changes = field(default_factory=Changes)
 
     def __post_init__(self) -> None:
-        self.places = Places(self.driver.rows)
+        self.allocator = PlaceAllocator(self.driver.rows)
 
 
 @dataclass(kw_only=True)
@@ -190,7 +190,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
             if other.above == switch.name and (ranks := self._ranks_below(job, other.name))
         ]
         above = self._seen_from(switch, self._named[switch.above]) if switch.above else None
-        place = switch.places.take(replace(spec, workers=spec.workers + len(below) + 1))
+        place = switch.allocator.take(replace(spec, workers=spec.workers + len(below) + 1))
         place = replace(place, group=2 * place.group)  # groups are allocated in pairs: this one and the next
         job.placed.append((switch, place, Changes()))  # listed first so that it is always released
         changes = tables.tree_changes(spec, place, hosts, below, above)
@@ -209,7 +209,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
                 switch.driver.undo(changes)
             except (Unreachable, ControlError) as error:
                 log.debug("job %d at %s: %s", job.spec.job_id, switch.name, error)
-            switch.places.release(job.spec.job_id)
+            switch.allocator.release(job.spec.job_id)
 
     def _clear(self) -> None:
         for switch in self._switches:

@@ -20,7 +20,7 @@ FINDINGS = [
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(checkup, "look_around", lambda: list(FINDINGS))
+    monkeypatch.setattr(checkup, "run_checks", lambda: list(FINDINGS))
 
     def run(trial: Finding, *arguments: str, wrong: tuple[str, ...] = ()):
         monkeypatch.setattr(doctor, "trial", lambda ranks, seconds: trial)
@@ -99,5 +99,5 @@ def test_a_store_that_shows_a_secret_to_other_machines(monkeypatch, address, sec
     pytest.importorskip("torch")
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("SWITCHML_SECRET", secret)
-    (finding,) = (each for each in checkup.look_around() if each.name == "torch's store")
+    (finding,) = (each for each in checkup.run_checks() if each.name == "torch's store")
     assert finding.state == state and ("set SWITCHML_SECRET" in finding.advice) == (state == "missing")

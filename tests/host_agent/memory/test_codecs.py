@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from host_agent.memory import device_bits, device_levels, device_szx, levels, parts, streams  # noqa: E402
-from host_agent.memory.behind import at_once  # noqa: E402
 from host_agent.memory.codecs import CODECS, narrowed  # noqa: E402
+from host_agent.memory.side_stream import at_once  # noqa: E402
 
 ODD = torch.tensor([0.0, -0.0, 1e-42, -1e-38, 3e38, -3e38, float("inf"), -float("inf"), float("nan"), 1.0, 1e30])
 

@@ -9,8 +9,8 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from host_agent.memory import bounds, compressed_activations, outliers  # noqa: E402
-from host_agent.memory.behind import at_once  # noqa: E402
 from host_agent.memory.codecs import CODECS  # noqa: E402
+from host_agent.memory.side_stream import at_once  # noqa: E402
 
 ERRORS = {"levels": 3e-3, "szx": 3e-3, "fp16": 1e-3, "int8": 0.04}
 LARGEST = torch.finfo(torch.float32).max
@@ -95,15 +95,15 @@ def test_outliers_come_back_exactly(dtype):
     small = torch.linspace(0.5, 1.5, 96).to(dtype)
     odd = torch.tensor([16.0, -16.0, float("inf"), -float("inf"), float("nan"), 60000.0, 0.0, -17.0]).to(dtype)
     vector = torch.cat([small, odd, small])
-    rest, found = at_once(outliers.apart(vector))
+    rest, found = at_once(outliers.split_outliers(vector))
     assert rest.tolist() == [*small.tolist(), *[0.0] * 8, *small.tolist()]
     assert found.values[:4].tolist() == [16.0, -16.0, float("inf"), -float("inf")] and found.count == 7
     assert torch.equal(found.put(rest).nan_to_num(5), vector.nan_to_num(5))
     alike = vector.masked_fill(~(vector.abs() < 16), -10000.0)
-    rest, found = at_once(outliers.apart(alike))
+    rest, found = at_once(outliers.split_outliers(alike))
     assert found.values.numel() == 1 and torch.equal(found.put(rest), alike)
     near = torch.cat([small, torch.tensor([2.0, 16.0]).to(dtype)])
-    assert at_once(outliers.apart(near)) == (near, None)
+    assert at_once(outliers.split_outliers(near)) == (near, None)
 
 
 def test_octaves_of_a_device_are_those_of_the_cpu():

@@ -11,8 +11,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from host_agent.memory import compressed_activations  # noqa: E402
-from host_agent.memory.behind import at_once  # noqa: E402
 from host_agent.memory.codecs import CODECS  # noqa: E402
+from host_agent.memory.side_stream import at_once  # noqa: E402
 from tests.support.live_bytes import peak_bytes  # noqa: E402
 
 

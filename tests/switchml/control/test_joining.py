@@ -82,7 +82,7 @@ def test_a_rank_that_waits_says_for_whom(aggregator, monkeypatch, caplog):
     monkeypatch.setattr(client, "NOTICE_S", 0.1)
     with pytest.raises(JoinError, match="did not fill"):
         aggregator.join(1, 3, timeout_s=2.0)
-    assert "job 'x' rank 1: has waited 0 s for 2 of 3 ranks to join: 0, 2 (2 s at most)" in caplog.messages
+    assert "job 'x' rank 1: has waited 0 s (limit 2 s) for 2 of 3 ranks to join: ranks 0, 2" in caplog.messages
 
 
 def test_arguments_that_make_no_sense_never_leave_the_client(aggregator):

@@ -81,7 +81,7 @@ def test_v1_sessions_only_hold_addresses_that_packets_came_from():
     plane.counts[used.job_id][0]["received_packets"] += 1
     with pytest.raises(Refused, match="a has begun 2 jobs"):
         sessions.open(3, 0, 1, 1, 0x0A000003, 0, 0.0, "a")
-    sessions.make_way([("10.0.0.1", 5), ("10.0.0.2", 5)])
+    sessions.evict_unused([("10.0.0.1", 5), ("10.0.0.2", 5)])
     assert sessions.live == {2: used} and claimed.job_id not in plane.jobs
     unused = sessions.open(3, 0, 1, 1, 0x0A000003, 0, 0.0, "a")
     sessions.expire(UNUSED_TIMEOUT_S - 1)

@@ -47,5 +47,5 @@ def what_can_run() -> list[str]:
 
     from switchml.control.p4 import bmv2
 
-    real = [] if bmv2.lacks() else ["bmv2", "bmv2-lanes"]
+    real = [] if bmv2.missing_requirements() else ["bmv2", "bmv2-lanes"]
     return ["p4", *real[:1], "p4-lanes", *real[1:], "software", *(["gloo"] if find_spec("torch") else [])]

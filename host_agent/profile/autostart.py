@@ -18,13 +18,13 @@ DIR, STEPS, PACKETS, PAIRS, GRAPH, SHAPES = (
 )
 
 
-def arm() -> None:
+def start_profile() -> None:
     """Profile this process according to the environment. Errors are printed to stderr; the process must not fail
     because of them."""
     from host_agent.profile.profile import SKIP, switchml_profile
     from host_agent.recording import MAX_PACKETS
 
-    class Armed(switchml_profile):
+    class SafeProfile(switchml_profile):
         """A profile whose errors never affect the script."""
 
         def _boundary(self, inside: bool = False) -> None:
@@ -48,7 +48,7 @@ def arm() -> None:
 
     skip, _, stop = os.environ.get(STEPS, f"{SKIP}:").partition(":")
     steps: dict[str, Any] = {"steps": int(stop) - int(skip)} if stop else {}
-    Armed(
+    SafeProfile(
         os.environ[DIR],
         skip=int(skip),
         **steps,

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from host_agent.pytorch.by_name import _outliving_old_stores
+from host_agent.pytorch.torch_patches import _outliving_old_stores
 
 
 def attempts(monkeypatch, failures, *args, **kwargs):

@@ -14,7 +14,7 @@ GENERATIONS = 1 << 31
 GROUPS = range(FLOOD_GROUP + 1, 1024)
 
 
-class Places:
+class PlaceAllocator:
     """Allocator for one switch with `n_rows` rows. Not thread-safe."""
 
     def __init__(self, n_rows: int):

@@ -1,7 +1,7 @@
 """Features that torch provides only for its own backends, selected by name or in C++, extended to the backend
 `switchml`.
 
-`teach()` replaces `init_process_group`, `monitored_barrier`, a method of DistributedDataParallel and one of its
+`install()` replaces `init_process_group`, `monitored_barrier`, a method of DistributedDataParallel and one of its
 Reducer; for other backends they work as before. Imports nothing heavy, since it runs at every `import torch`.
 """
 
@@ -22,7 +22,7 @@ _forward_works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.Wea
 """The Work of each Reducer's last forward pass: see `_keeping_the_work`."""
 
 
-def teach() -> None:
+def install() -> None:
     """Install the replacements; may be called again."""
     if not hasattr(dist.monitored_barrier, "__wrapped__"):
         dist.init_process_group = c10d.init_process_group = _outliving_old_stores(dist.init_process_group)

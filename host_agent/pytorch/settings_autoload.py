@@ -18,7 +18,7 @@ from host_agent.pytorch.settings import BackendSettings, apply, ddp_arguments, l
 SETTINGS, STEP_TIMES = "SWITCHML_SETTINGS", "SWITCHML_STEP_TIMES"
 
 
-def arm() -> None:
+def apply_environment() -> None:
     """Apply the environment's variables. An invalid settings file ends the process with an error."""
     if path := os.environ.get(SETTINGS):
         _apply_settings(load(path))
