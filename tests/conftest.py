@@ -54,7 +54,7 @@ SECOND_TIER = (
     "peers",
     "switchml/control/test_losses.py",
     "switchml/net/test_shm_processes.py",
-    "switchml/runtime/test_insist.py",
+    "switchml/runtime/test_raising.py",
     "test_doc_blocks.py",
     "test_wheel.py",
 )

@@ -135,7 +135,7 @@ def split_text(job: Job) -> str:
 
 
 @dataclass
-class Trial:
+class CandidateEvaluator:
     """Evaluates candidates. Both functions raise ConfigError for impossible jobs."""
 
     memory: Callable[[Job], Memory]
@@ -167,17 +167,17 @@ class Trial:
         return Candidate(job, costed, needed, closed_form_s(costed))
 
 
-def choose(job: OpenJob, trial: Trial, wide: bool = False) -> tuple[Job | None, Choice]:
+def choose(job: OpenJob, evaluator: CandidateEvaluator, wide: bool = False) -> tuple[Job | None, Choice]:
     """Return the job with all options specified, and the choice; None where no valid job exists. `wide`: the fastest of
     all splits, and a ranking; otherwise the given split where it fits, and the simplest kind that is not much slower.
     If no job fits, the one with the lowest memory use."""
     job = job.settled()
     is_table = isinstance(job.model, LayerTable)
-    found = list(trial.fitting(job.as_given())) if is_table or (job.has_split and not wide) else []
+    found = list(evaluator.fitting(job.as_given())) if is_table or (job.has_split and not wide) else []
     for everything in (True,) if wide else (False, True):
-        found = found or _split(job, trial, everything, wide)
+        found = found or _split(job, evaluator, everything, wide)
     if not found:
-        fallback = trial.least[1] if trial.least else None
+        fallback = evaluator.least[1] if evaluator.least else None
         return fallback, Choice(_chosen(job, fallback))
     ranked = _ranked(found)
     best = ranked[0] if wide else _simple(ranked, math.inf if is_table else SIMPLER)
@@ -187,14 +187,14 @@ def choose(job: OpenJob, trial: Trial, wide: bool = False) -> tuple[Job | None, 
     return best.job, Choice(_chosen(job, best.job), best, alternative, ranking)
 
 
-def _split(job: OpenJob, trial: Trial, everything: bool, wide: bool) -> list[Candidate]:
+def _split(job: OpenJob, evaluator: CandidateEvaluator, everything: bool, wide: bool) -> list[Candidate]:
     """Candidates of splits other than the given one: of all if `everything`, else of the most likely. Unless the search
     is `wide`, stages are added only until a job fits without full recomputation, as more stages have a larger bubble.
     """
     found: list[Candidate] = []
     for deeper in job.splits(everything):
         for shapes in deeper:
-            fitting = list(trial.fitting(shapes))
+            fitting = list(evaluator.fitting(shapes))
             found += fitting
             if not wide and any(one.job.recompute != "full" for one in fitting):
                 break

@@ -16,7 +16,7 @@ from emulator.cluster.codecs import Codec
 from emulator.cluster.innetwork import Streaming
 from emulator.jobs import defaults
 from emulator.jobs.candidates import OpenJob
-from emulator.jobs.choice import Choice, Trial, choose
+from emulator.jobs.choice import CandidateEvaluator, Choice, choose
 from emulator.jobs.costed import CostedJob
 from emulator.jobs.costing import plan
 from emulator.jobs.memory_options import MemoryOptions
@@ -130,8 +130,8 @@ def request(table: Mapping[str, Any], where: str = "the job") -> Request:
         codec is not None or spec.job.allreduce != "auto" or bool(spec.memory.offload_bucket or spec.memory.pruned)
     )
     open_job = OpenJob(spec.job.replace(batch=0), batch, given, model, cluster, reduces)
-    trial = Trial(lambda job: _needed(spec, model, job, cluster), costed, cluster.device.memory_bytes)
-    job, choice = choose(open_job, trial, wide=spec.split == "auto")
+    evaluator = CandidateEvaluator(lambda job: _needed(spec, model, job, cluster), costed, cluster.device.memory_bytes)
+    job, choice = choose(open_job, evaluator, wide=spec.split == "auto")
     if job is None:
         if refusal is not None:
             raise refusal

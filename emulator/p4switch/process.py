@@ -31,7 +31,7 @@ from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
 from switchml.logs import of
-from switchml.runtime.insist import wait_for
+from switchml.runtime.raising import wait_for
 
 if TYPE_CHECKING:
     from emulator.p4switch.p4runtime.server import P4RuntimeServer

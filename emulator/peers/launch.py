@@ -64,7 +64,7 @@ def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, 
 
 def torchrun_environment(rank: int, world: int, per_node: int, port: int) -> dict[str, str]:
     """Return torchrun's environment variables for a rank of a world on nodes of `per_node`."""
-    said = {
+    variables = {
         "RANK": rank,
         "WORLD_SIZE": world,
         "LOCAL_RANK": rank % per_node,
@@ -73,7 +73,7 @@ def torchrun_environment(rank: int, world: int, per_node: int, port: int) -> dic
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
-    return {name: str(value) for name, value in said.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def _await(ranks: list[subprocess.Popen[bytes]], numbers: Sequence[int]) -> None:

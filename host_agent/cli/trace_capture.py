@@ -14,9 +14,9 @@ import click
 from host_agent.cli import trace_capture_cost as costs
 from host_agent.launching import run_command
 from switchml.cli.options import Count, given_parameters
-from switchml.cli.written import OutputFolder
+from switchml.cli.output_options import OutputFolder
 from switchml.errors import ConfigError
-from switchml.runtime.insist import heard
+from switchml.runtime.raising import acknowledge
 from switchml.tables import Table, number, show, text, wide_option
 from switchml.terminal import say
 
@@ -135,7 +135,7 @@ def capture(
     try:
         code = run_command(command, environment, stdout=sys.stderr if as_json else None, interrupted_s=INTERRUPT_S)
     except KeyboardInterrupt:  # the ranks received it, too, and have written their captures
-        heard()
+        acknowledge()
         code = 130
     abouts = _abouts(out)
     if not abouts:

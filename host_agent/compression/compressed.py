@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from switchml import codecs
 from switchml.codecs import HALVES, Codec, ErrorFeedback, Gather, Max, Payload, Request, SparseSum, StepContext, Sum
-from switchml.codecs.exchange import Later
+from switchml.codecs.exchange import AsyncMax
 from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sizes import LINE_OVERHEAD_BYTES, PAYLOAD_BYTES
 from switchml.protocol.sparse import Sparse, streams_of
@@ -147,15 +147,15 @@ def _values(state: Any) -> dict[str, Any]:
     return {} if state is None else copy.deepcopy(vars(state))
 
 
-def drive(exchange: Generator[Request | Later, Any, T], answerer: Answerer, context: StepContext) -> T:
-    """Answer an exchange's requests until it returns, and return its result. Only a `Reducer` can answer a `Later`."""
+def drive(exchange: Generator[Request | AsyncMax, Any, T], answerer: Answerer, context: StepContext) -> T:
+    """Answer an exchange's requests until it returns, and return its result. Only a `Reducer` can answer `AsyncMax`."""
     answer = None
     while True:
         try:
             request = exchange.send(answer)
         except StopIteration as stop:
             return cast(T, stop.value)
-        if isinstance(request, Later):
+        if isinstance(request, AsyncMax):
             answer = cast(Reducer, answerer).later(request.request, context)
         else:
             answer = answerer.reduce(request, context)

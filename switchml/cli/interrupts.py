@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 import switchml
-from switchml.runtime.insist import heard, insist, is_raised
+from switchml.runtime.raising import acknowledge, is_raised, raise_until_handled
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def in_order() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> NoReturn:
         nonlocal code
         code = 128 + number
-        insist(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(code))
+        raise_until_handled(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(code))
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores the latter
@@ -38,7 +38,7 @@ def in_order() -> Iterator[None]:
             raise SystemExit(code) from None
         raise
     finally:
-        heard()
+        acknowledge()
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from switchml.cli.options import SECONDS, Count
-from switchml.runtime.insist import heard, insist, is_raised, wait_for
+from switchml.runtime.raising import acknowledge, is_raised, raise_until_handled, wait_for
 
 _OPTIONS = (
     click.option(
@@ -122,12 +122,12 @@ def until_stopped(verbose: bool) -> Iterator[None]:
         if not is_raised(error):
             raise
     finally:
-        heard()
+        acknowledge()
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     _on_signals(lambda *_: None)
-    insist(_Stopped())
+    raise_until_handled(_Stopped())
 
 
 def _on_signals(do: Callable[[int, FrameType | None], Any]) -> None:

@@ -28,7 +28,7 @@ from switchml.errors import RanksDisagree
 
 
 @dataclass(frozen=True)
-class Later:
+class AsyncMax:
     """Request a maximum asynchronously; the result is a function that returns it when needed."""
 
     request: Max
@@ -41,25 +41,25 @@ def allreduce(
     feedback_state: Any,
     x: np.ndarray,
     context: StepContext,
-) -> Generator[Request | Later, Any, np.ndarray]:
+) -> Generator[Request | AsyncMax, Any, np.ndarray]:
     """Return the mean of all ranks' `x`, float32[n], as compressed by the codec.
 
     1. Add the error feedback.  2. Exchange.  3. Update the error feedback.
 
     If a value of any rank is not finite, no rank updates its state, and the mean is not finite.
     """
-    attempt = Attempt(codec_state, feedback_state)
+    guard = StepGuard(codec_state, feedback_state)
     with np.errstate(invalid="ignore", over="ignore"):
         compensated = error_feedback.compensate(feedback_state, vector(x), context)
-    answer = yield Later(attempt.flag(compensated))
+    answer = yield AsyncMax(guard.flag(compensated))
     outcome = yield from codec.exchange(codec_state, compensated, context)
-    if attempt.failed(answer(), outcome.mean):
-        return spoiled(outcome.mean)
+    if guard.failed(answer(), outcome.mean):
+        return failed_mean(outcome.mean)
     error_feedback.update(feedback_state, compensated, outcome.own, context)
     return outcome.mean
 
 
-class Attempt:
+class StepGuard:
     """A step that is rolled back unless the values of all ranks are finite: `states`, of its codec and error feedback,
     are then restored. They hold plain values, lists, and arrays that a step replaces."""
 
@@ -84,7 +84,7 @@ class Attempt:
         return has_failed
 
 
-def spoiled(mean: np.ndarray) -> np.ndarray:
+def failed_mean(mean: np.ndarray) -> np.ndarray:
     """Return the mean of a failed step: NaN if a codec has hidden the values that are not finite."""
     return mean if not np.isfinite(mean).all() else np.full_like(mean, np.nan)
 
@@ -112,7 +112,7 @@ def together(generators: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
 def reduce(requests: Sequence[Any]) -> list[Any]:
     """Return the result of each rank's request, all of one class."""
     first = requests[0]
-    if isinstance(first, Later):
+    if isinstance(first, AsyncMax):
         return [partial(np.copy, answer) for answer in reduce([r.request for r in requests])]
     if isinstance(first, Sum):
         values = np.stack([r.values for r in requests])
@@ -131,8 +131,8 @@ def reduce(requests: Sequence[Any]) -> list[Any]:
     return [[Payload.from_bytes(r.payload.to_bytes()) for r in requests] for _ in requests]
 
 
-def _size(request: Request | Later) -> int:
-    if isinstance(request, Later):
+def _size(request: Request | AsyncMax) -> int:
+    if isinstance(request, AsyncMax):
         return request.request.values.size
     if isinstance(request, Gather):
         return request.payload.count

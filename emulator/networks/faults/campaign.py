@@ -19,8 +19,8 @@ from emulator.networks.faults.bugs import BUGS
 from emulator.networks.faults.world import Outcome, play
 from switchml.errors import ConfigError
 from switchml.runtime.cache import cache_root
-from switchml.runtime.insist import heard
 from switchml.runtime.pool import spread
+from switchml.runtime.raising import acknowledge
 
 PACKAGES = ("switchml", "host_agent", "emulator")
 
@@ -108,7 +108,7 @@ def campaign(
                 if len(tally.failures) >= most_failures:
                     break
         except KeyboardInterrupt:
-            heard()
+            acknowledge()
             tally.interrupted = True
     tally.trace = trace.hexdigest()
     return tally

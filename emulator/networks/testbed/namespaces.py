@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 from switchml.errors import ConfigError, SwitchMLError
 from switchml.runtime.children import die_with_parent
-from switchml.runtime.insist import heard, insist
+from switchml.runtime.raising import acknowledge, raise_until_handled
 
 NETNS_DIR = Path("/run/netns")
 """Folder of `ip netns`'s names (ip-netns(8))."""
@@ -109,7 +109,7 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         with _signals_ignored(bool(self._handlers)):
             self.close()
-        heard()
+        acknowledge()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -205,7 +205,7 @@ def _start_time(pid: int) -> int | None:
 
 def raise_exit(number: int, _: object) -> NoReturn:
     """Signal handler: end by an exception, as Ctrl-C does."""
-    insist(SystemExit(128 + number))
+    raise_until_handled(SystemExit(128 + number))
 
 
 @contextlib.contextmanager

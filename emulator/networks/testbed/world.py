@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 
 from emulator.networks.testbed.namespaces import ENDING_SIGNALS, NETNS_DIR, call_libc, raise_exit, run
 from switchml.errors import ConfigError, SwitchMLError
-from switchml.runtime.insist import heard
+from switchml.runtime.raising import acknowledge
 
 _CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWNET = 0x0002_0000, 0x2000_0000, 0x4000_0000
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
@@ -60,7 +60,7 @@ def call(function: Callable[[], Result]) -> Result:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)  # returns when the last process of that world has ended
         os.close(reader)
-        heard()
+        acknowledge()
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if not answer:

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from emulator.peers.script.clock import Clock, Collective
-from emulator.peers.script.rendezvous import Answer, Arrival, Broadcast, Brought, Done, Key, Published, Wanting
+from emulator.peers.script.rendezvous import Answer, Arrival, Broadcast, Done, InputDigest, Key, Published, WaitRequest
 from switchml.errors import EmulationError
 
 
@@ -31,10 +31,10 @@ class Ranks:
         elif more.get("needed"):
             raise EmulationError(f"{call}: no other rank runs here")
 
-    def bring(self, key: Key, call: str, digest: bytes) -> None:
+    def report_inputs(self, key: Key, call: str, digest: bytes) -> None:
         """Report this rank's input values of a collective."""
         if self._pipe is not None:
-            self._pipe.send(Brought(self.rank, key, call, digest))
+            self._pipe.send(InputDigest(self.rank, key, call, digest))
 
     def publish(self, key: Broadcast, payload: bytes | None) -> None:
         """Publish this rank's values for the others in a broadcast."""
@@ -45,7 +45,7 @@ class Ranks:
         """Wait until all members have arrived. Raises Finished, and EmulationError for a deadlock."""
         if self._pipe is None:
             return Answer(ready_s)
-        self._pipe.send(Wanting(self.rank, key))
+        self._pipe.send(WaitRequest(self.rank, key))
         answer: Answer = self._pipe.recv()
         if answer.is_over:
             raise Finished

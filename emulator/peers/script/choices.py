@@ -53,7 +53,7 @@ def is_reshaping(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd"))
 
 
-def take_apart(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def decompose(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator's decomposition."""
     chosen = _chosen.get(func.name())
     return func.decompose(*args, **kwargs) if chosen is None else chosen(*args, **kwargs)

@@ -179,10 +179,10 @@ class Costs:
     def device_s(self, operator: Operator) -> float:
         """Return the operator's duration on the device; 0: it has no kernel."""
         if operator.number not in self._known_s:
-            self._known_s[operator.number] = self._work_out(operator)
+            self._known_s[operator.number] = self._cost_of(operator)
         return self._known_s[operator.number]
 
-    def _work_out(self, operator: Operator) -> float:
+    def _cost_of(self, operator: Operator) -> float:
         if not operator.has_kernel:
             return 0.0
         shaped = _SHAPED.get(operator.base)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from emulator.peers.script import values
-from emulator.peers.script.choices import is_composite, is_reshaping, take_apart
+from emulator.peers.script.choices import decompose, is_composite, is_reshaping
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.peers.script.shapes import (
     Returns,
@@ -63,7 +63,7 @@ def current() -> Device:
 
 
 @dataclass
-class _Answer:
+class _ShapeResult:
     """Result of an operator for one combination of input shapes."""
 
     operator: Operator
@@ -99,9 +99,9 @@ class Device(_Mode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.known = values.Known()
+        self.known = values.KnownValues()
         self._device = torch.device("cuda", self.index)
-        self._answers: dict[Any, _Answer] = {}
+        self._shape_results: dict[Any, _ShapeResult] = {}
         self._returns: dict[Any, list[Returns | None]] = {}
         self._wholes: dict[Any, bool] = {}
         self._storages: dict[int, tuple[int, Any]] = {}
@@ -124,7 +124,7 @@ class Device(_Mode):
             whole = self._wholes[func] = is_composite(func)
         if whole:
             with self:
-                return take_apart(func, args, kwargs)
+                return decompose(func, args, kwargs)
         if kwargs.get("pin_memory"):  # needs the driver, which does not exist
             kwargs = kwargs | {"pin_memory": False}
         flat, spec = tree_flatten((args, kwargs))
@@ -154,7 +154,7 @@ class Device(_Mode):
             with self:
                 args, kwargs = rule(args, kwargs, self.known)
             flat, spec = tree_flatten((args, kwargs))
-        return self._answered(func, args, kwargs, flat, spec, device)
+        return self._emulate(func, args, kwargs, flat, spec, device)
 
     def _here(self, where: torch.device) -> torch.device:
         if where.index not in (None, self.index):
@@ -164,32 +164,32 @@ class Device(_Mode):
             )
         return self._device
 
-    def _answered(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
+    def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         precision = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
         key = (func, spec, device.type, precision, *map(key_of, flat))
-        answer = self._answers.get(key)
+        inferred = self._shape_results.get(key)
         if torch.Tag.dynamic_output_shape in func.tags and self.known.are_known(flat):
-            return self._of_values(func, flat, spec, device)
-        if answer is None:
-            answer = self._answers[key] = self._work_out(func, flat, spec, device)
+            return self._run_on_host(func, flat, spec, device)
+        if inferred is None:
+            inferred = self._shape_results[key] = self._infer_shapes(func, flat, spec, device)
         if device.type == "cuda":
-            self.hooks.launch(answer.operator, flat)
-        result = self._shaped(func, answer.shapes, args, kwargs, device)
+            self.hooks.launch(inferred.operator, flat)
+        result = self._shaped(func, inferred.shapes, args, kwargs, device)
         if torch.Tag.inplace_view in func.tags and is_reshaping(func):
             with no_dispatch():  # changes the metadata of the tensor itself
                 func(*args, **kwargs)
             return result
-        if answer.is_scalar or (answer.is_small and self.known.are_known(flat)):
-            self.known.follow(func, flat, spec, result)
+        if inferred.is_scalar or (inferred.is_small and self.known.are_known(flat)):
+            self.known.compute(func, flat, spec, result)
         elif func in values.TRUE:
-            self.known.suppose(result, True)
+            self.known.assume(result, True)
         elif func in values.GUESSED:
-            self.known.guessed += 1
+            self.known.assumed_masks += 1
             self.hooks.read()  # of the number of elements
         elif func in values.COUNTS:
-            self.known.spread(result, args[0].numel())
-        elif answer.changed and func not in values.KEPT and not self._follow(func, flat, spec, answer):
-            self._changed(args, kwargs, answer.changed)
+            self.known.assume_even(result, args[0].numel())
+        elif inferred.changed and func not in values.KEPT and not self._compute_in_place(func, flat, spec, inferred):
+            self._changed(args, kwargs, inferred.changed)
         if func in _COPIES and isinstance(result, DeviceTensor):
             source = args[1] if func is aten.copy_.default else args[0]
             if not isinstance(source, DeviceTensor):
@@ -200,28 +200,28 @@ class Device(_Mode):
             result.untyped_storage().is_of_device = True
         return result
 
-    def _of_values(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> Any:
+    def _run_on_host(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> Any:
         """Run an operator whose output size depends on known values: the host waits for it."""
         args, kwargs = tree_unflatten(
             [self.known.real(one) if isinstance(one, torch.Tensor) else one for one in flat], spec
         )
         with torch.utils._python_dispatch._disable_current_modes():
             given = func(*args, **kwargs)
-        answer = self._answer(
+        inferred = self._shape_result(
             func, [one for one in flat if isinstance(one, torch.Tensor)], flat, spec, shapes_of(given)
         )
         if device.type == "cuda":
-            self.hooks.launch(answer.operator, flat)
+            self.hooks.launch(inferred.operator, flat)
             self.hooks.read()
-        result = self._shaped(func, answer.shapes, args, kwargs, device)
-        for one, values_of_it in zip(tree_flatten(result)[0], tree_flatten(given)[0], strict=True):
+        result = self._shaped(func, inferred.shapes, args, kwargs, device)
+        for one, host_values in zip(tree_flatten(result)[0], tree_flatten(given)[0], strict=True):
             if isinstance(one, torch.Tensor):
-                self.known.learn(one, values_of_it)
+                self.known.store(one, host_values)
         return result
 
-    def _follow(self, func: Any, flat: list[Any], spec: Any, answer: _Answer) -> bool:
+    def _compute_in_place(self, func: Any, flat: list[Any], spec: Any, inferred: _ShapeResult) -> bool:
         """Compute an in-place operator of the device whose inputs are known; return False if it isn't one."""
-        return isinstance(flat[0], DeviceTensor) and self.known.follow_changes(func, flat, spec, answer.changed)
+        return isinstance(flat[0], DeviceTensor) and self.known.compute_in_place(func, flat, spec, inferred.changed)
 
     def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:
         """Mark the outputs of an operator as unknown; a host tensor that it copied to gets plausible values."""
@@ -229,11 +229,11 @@ class Device(_Mode):
             for one in tree_flatten(args[place] if isinstance(place, int) else kwargs[place])[0]:
                 if isinstance(one, DeviceTensor):
                     self.known.forget(one.untyped_storage()._cdata)
-                elif isinstance(one, torch.Tensor) and not self._brought_back(one, args):
-                    self.known.assumed += 1
+                elif isinstance(one, torch.Tensor) and not self._is_host_copy(one, args):
+                    self.known.assumed_reads += 1
                     one.fill_(values.plausible(one.dtype))
 
-    def _brought_back(self, here: torch.Tensor, args: Any) -> bool:
+    def _is_host_copy(self, here: torch.Tensor, args: Any) -> bool:
         """Return whether a device tensor copied to the host originally came from there, and restore its values."""
         source = args[1] if len(args) > 1 else None
         copy = self.known.copy_of(source) if isinstance(source, DeviceTensor) else None
@@ -241,7 +241,7 @@ class Device(_Mode):
             here.copy_(copy)
         return copy is not None
 
-    def _work_out(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> _Answer:
+    def _infer_shapes(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> _ShapeResult:
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
         plain = [on_meta(one) for one in flat]
         args, kwargs = tree_unflatten(plain, spec)
@@ -252,11 +252,13 @@ class Device(_Mode):
                 given = values.SHAPES.get(func, func)(*args, **kwargs)
         except (NotImplementedError, torch._subclasses.fake_tensor.DynamicOutputShapeException) as error:
             if not func._schema.returns:
-                return self._answer(func, tensors, flat, spec, None)
+                return self._shape_result(func, tensors, flat, spec, None)
             given = on_host(func, plain, spec, error)
-        return self._answer(func, tensors, flat, spec, shapes_of(given))
+        return self._shape_result(func, tensors, flat, spec, shapes_of(given))
 
-    def _answer(self, func: Any, tensors: list[torch.Tensor], flat: list[Any], spec: Any, shapes: Any) -> _Answer:
+    def _shape_result(
+        self, func: Any, tensors: list[torch.Tensor], flat: list[Any], spec: Any, shapes: Any
+    ) -> _ShapeResult:
         out = [one for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape)]
         changed = changed_by(func, flat, spec)
         operator = Operator(
@@ -273,7 +275,7 @@ class Device(_Mode):
         is_scalar = len(out) == 1 and all(one.elements == 1 for one in (*operator.inputs, *out))
         has_values = operator.has_kernel or "empty" in operator.base
         is_small = isinstance(shapes, TensorShape) and out[0].elements <= values.COPIED and has_values
-        return _Answer(operator, shapes, is_scalar, is_small and not changed, tuple(changed))
+        return _ShapeResult(operator, shapes, is_scalar, is_small and not changed, tuple(changed))
 
     def _shaped(self, func: Any, shapes: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
         """Return the result: new tensors, views of arguments or arguments."""
@@ -367,7 +369,7 @@ class Device(_Mode):
             return known
         if not _is_of_device(tensor):
             return self.known.drawn(tensor)
-        self.known.assumed += 1
+        self.known.assumed_reads += 1
         with torch.utils._python_dispatch._disable_current_modes():
             return torch.full(tensor.shape, values.plausible(tensor.dtype), dtype=tensor.dtype)
 
@@ -388,9 +390,9 @@ class Device(_Mode):
             return copy
         if not kwargs.get("non_blocking"):
             self.hooks.read()
-        brought_back = self.known.copy_of(source)
-        if brought_back is not None:
-            return brought_back.to(copy.dtype, copy=True)
+        copied = self.known.copy_of(source)
+        if copied is not None:
+            return copied.to(copy.dtype, copy=True)
         if copy.numel() != 1:
             return copy
         return torch.full(copy.shape, self.known.value(source), dtype=copy.dtype)

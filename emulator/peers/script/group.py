@@ -210,7 +210,7 @@ class ScriptGroup(Collectives):
         current().hooks.share([*outputs, *inputs])
         if not any(isinstance(one, DeviceTensor) for one in (*outputs, *inputs)):
             self._host_calls += 1
-            self._bring(name, inputs or outputs)
+            self._report_inputs(name, inputs or outputs)
             with torch.no_grad():
                 for act in acts:
                     act(self._number)
@@ -225,13 +225,13 @@ class ScriptGroup(Collectives):
             torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, transfer.end()))
         return _Done(clock, outputs, [transfer])
 
-    def _bring(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+    def _report_inputs(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         """Report the input values of a collective that this rank knows; a broadcast's come from its root."""
         if name == "broadcast":
             return
         data = b"".join(current().known.payload(one) or b"" for one in tensors)
         key = (self._name, "values", self._number, self._host_calls)
-        self._network.ranks.bring(key, name.replace("_", "-"), hashlib.sha256(data).digest())
+        self._network.ranks.report_inputs(key, name.replace("_", "-"), hashlib.sha256(data).digest())
 
     def _with_values(
         self,
@@ -244,7 +244,7 @@ class ScriptGroup(Collectives):
         known = current().known
         if not known.are_known(list(inputs or outputs)) or sum(one.numel() for one in outputs) > COPIED:
             return False
-        self._bring(name, inputs or outputs)
+        self._report_inputs(name, inputs or outputs)
         real: dict[int, torch.Tensor] = {}
 
         def host(one: Any) -> Any:
@@ -257,7 +257,7 @@ class ScriptGroup(Collectives):
                 function: Any = getattr(act, "func", act)
                 function(*tree_map(host, getattr(act, "args", ())), self._number)
         for one in outputs:
-            known.learn(one, real.get(id(one), host(one)))
+            known.store(one, real.get(id(one), host(one)))
         return True
 
     def put(self, operation: str, size_bytes: float) -> Transfer:

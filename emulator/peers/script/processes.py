@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from emulator.peers.script.rendezvous import Answer, Arrival, Brought, Done, Published, Rendezvous, Wanting
+from emulator.peers.script.rendezvous import Answer, Arrival, Done, InputDigest, Published, Rendezvous, WaitRequest
 from switchml.errors import JobError
 from switchml.runtime.children import dying_with_us, how_it_ended
 
@@ -97,21 +97,21 @@ class Processes:
         """Process a message of a rank; return False if the rank has ended."""
         rank = self._pipes[pipe]
         try:
-            said: Any = pipe.recv()
+            message: Any = pipe.recv()
         except (EOFError, ConnectionResetError):
             del self._pipes[pipe]
             self._rendezvous.ended(rank)
             return False
-        if isinstance(said, Arrival):
-            for new in sorted(self._rendezvous.add(said)):
+        if isinstance(message, Arrival):
+            for new in sorted(self._rendezvous.add(message)):
                 self._start(new)
-        elif isinstance(said, Brought):
-            self._rendezvous.bring(said)
-        elif isinstance(said, Published):
-            self._rendezvous.publish(said)
-        elif isinstance(said, Wanting):
-            self._rendezvous.wait(said)
-        elif isinstance(said, Done):
+        elif isinstance(message, InputDigest):
+            self._rendezvous.add_digest(message)
+        elif isinstance(message, Published):
+            self._rendezvous.publish(message)
+        elif isinstance(message, WaitRequest):
+            self._rendezvous.wait(message)
+        elif isinstance(message, Done):
             self._rendezvous.done(rank)
             self._send(rank, Answer(is_over=self._rendezvous.is_over))
         return True

@@ -36,7 +36,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Brought:
+class InputDigest:
     """Digest of a rank's known input values of a collective: they must be equal on all ranks, as each continues with
     copies of its own."""
 
@@ -55,7 +55,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Wanting:
+class WaitRequest:
     """A rank is blocked on a transfer."""
 
     rank: int
@@ -86,9 +86,9 @@ class Rendezvous:
         self.running = set(running)
         self._arrivals: dict[Key, dict[int, Arrival]] = {}
         self._waiting: dict[int, Key] = {}
-        self._brought: dict[Key, Brought] = {}
+        self._digests: dict[Key, InputDigest] = {}
         self._published: dict[Key, bytes | None] = {}
-        self._differing = ""
+        self._mismatch = ""
         self._done: set[int] = set()
         self._ended: set[int] = set()
 
@@ -103,22 +103,22 @@ class Rendezvous:
         self.running |= new
         return new
 
-    def bring(self, brought: Brought) -> None:
+    def add_digest(self, inputs: InputDigest) -> None:
         """Add input values; the run ends if they differ from another rank's."""
-        first = self._brought.setdefault(brought.key, brought)
-        if first.digest != brought.digest and not self._differing:
-            self._differing = (
-                f"{brought.call}: ranks {first.rank} and {brought.rank} bring different values, which different stages "
-                "can't exchange here; expected them to be alike, or sent by send and recv"
+        first = self._digests.setdefault(inputs.key, inputs)
+        if first.digest != inputs.digest and not self._mismatch:
+            self._mismatch = (
+                f"{inputs.call}: ranks {first.rank} and {inputs.rank} have different input values; ranks of "
+                "different stages can't exchange values in collectives: expected equal ones, or send and recv"
             )
 
     def publish(self, published: Published) -> None:
         """Add broadcast values, for ranks that wait for their key."""
         self._published[published.key] = published.payload
 
-    def wait(self, wanting: Wanting) -> None:
+    def wait(self, request: WaitRequest) -> None:
         """Add a waiting rank, which receives one of `answers`."""
-        self._waiting[wanting.rank] = wanting.key
+        self._waiting[request.rank] = request.key
 
     def done(self, rank: int) -> None:
         """Record that a rank has run enough iterations."""
@@ -149,8 +149,8 @@ class Rendezvous:
         """Return the reply for a key; None: ranks are missing."""
         if self.is_over:
             return Answer(is_over=True)
-        if self._differing:
-            return Answer(error=self._differing)
+        if self._mismatch:
+            return Answer(error=self._mismatch)
         if isinstance(key, Broadcast):
             payload = self._published.get(key)
             is_here = key in self._published or key.root not in self.running

@@ -54,22 +54,21 @@ def result_of(session: Session, script: str) -> ScriptResult:
     start_s, first = session.boundaries[-2] if len(session.boundaries) > 1 else (0.0, 0)
     end_s, last = session.boundaries[-1]
     if len(session.boundaries) < 2:
-        notes.append("the script made one iteration: its time includes setting up")
-    if session.compiled.is_used and (session.follower.has_strayed or not session.follower.is_ready):
-        why = "iterations differ" if session.follower.has_strayed else "there are fewer than four iterations"
-        notes.append(f"torch.compile is left out, as {why}: operators are those of eager mode")
-    if session.device.known.assumed:
+        notes.append("the script ran one iteration: its time includes setup")
+    if session.compiled.is_used and (session.replayer.has_diverged or not session.replayer.is_ready):
+        why = "iterations differ" if session.replayer.has_diverged else "the script ran fewer than four iterations"
+        notes.append(f"torch.compile is ignored, as {why}: operators are those of eager mode")
+    if session.device.known.assumed_reads:
         notes.append(
-            f"values that the script read (a loss, a norm) and that are made up: {session.device.known.assumed}"
+            "unknown values that the script read (a loss, a norm), assumed plausible: "
+            f"{session.device.known.assumed_reads}"
         )
-    if session.device.known.guessed:
-        notes.append(f"masks that are taken to pick half of the elements: {session.device.known.guessed}")
-    if session.device.known.spreads:
-        notes.append(
-            f"counts (of tokens of experts, of classes) that are taken to be even: {session.device.known.spreads}"
-        )
+    if session.device.known.assumed_masks:
+        notes.append(f"masks assumed to select half of the elements: {session.device.known.assumed_masks}")
+    if session.device.known.even_counts:
+        notes.append(f"counts (tokens of experts, classes) assumed even: {session.device.known.even_counts}")
     if session.checkpoints.skipped:
-        notes.append(f"distributed checkpoints that are neither written nor read: {session.checkpoints.skipped}")
+        notes.append(f"distributed checkpoints neither written nor read: {session.checkpoints.skipped}")
     spans = session.clock.spans[first:last]
     busy, gaps = _busy(session, spans, start_s, end_s)
     parts = dict(sorted(busy.items(), key=lambda entry: -entry[1]))
@@ -109,10 +108,10 @@ def result_of(session: Session, script: str) -> ScriptResult:
 def _check_memory(session: Session, script: str) -> None:
     """Raise EmulationError if compiled code ran eagerly to the end, without a memory limit, and used too much."""
     capacity, taken = session.cluster.device.memory_bytes, session.memory.peak_reserved_bytes
-    if session.compiled.is_used and not session.follower.is_ready and taken > capacity:
+    if session.compiled.is_used and not session.replayer.is_ready and taken > capacity:
         raise EmulationError(
-            f"{script} takes {memory_text(taken)} of {memory_text(capacity)} without torch.compile. What that saves is "
-            "known from the fourth iteration on: expected a script that makes four"
+            f"{script} takes {memory_text(taken)} of {memory_text(capacity)} without torch.compile, whose savings are "
+            "known from the fourth iteration on: expected a script that runs at least four"
         )
 
 

@@ -20,11 +20,11 @@ from emulator.peers.script.clock import Clock
 from emulator.peers.script.compiling import Compiled
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.device import Device, Hooks
-from emulator.peers.script.following import Follower
 from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.modules import OUTSIDE, Modules
 from emulator.peers.script.operators import Operator
+from emulator.peers.script.plan_replayer import PlanReplayer
 from emulator.peers.script.tensors import DeviceTensor
 from switchml.units import memory_text
 
@@ -59,7 +59,7 @@ class Session:
         self._in_optimizer = False
         self._called_s = self._stepped_s = 0.0
         self.compiled = Compiled(self._learn_first)
-        self.follower = Follower(self._costs)
+        self.replayer = PlanReplayer(self._costs)
         self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read, self._share), local_rank)
         cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
         group.install(group.Network(cluster, self.clock, world, ranks, allreduce))
@@ -87,8 +87,8 @@ class Session:
         step, segment = None, None
         if self.compiled.is_used:
             segment = self.compiled.segment(is_backward)
-            step = self.follower.launch(operator, segment, lambda: self._storages(arguments))
-            for number in self.follower.late():
+            step = self.replayer.launch(operator, segment, lambda: self._storages(arguments))
+            for number in self.replayer.late():
                 self._give_back(number)
         if operator.name.startswith("_c10d_functional"):
             self._functional.launch(operator)
@@ -110,7 +110,7 @@ class Session:
 
     def _share(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.compiled.is_used:
-            self.follower.share([self.device.storage_number(one) for one in tensors])
+            self.replayer.share([self.device.storage_number(one) for one in tensors])
 
     def _phase(self) -> Phase:
         if self._in_optimizer:
@@ -118,7 +118,7 @@ class Session:
         return Phase.BACKWARD if torch._C._current_graph_task_id() != -1 else Phase.FORWARD
 
     def _allocate(self, number: int, size: int) -> None:
-        if number >= 0 and self.compiled.is_used and not self.follower.allocate(number):
+        if number >= 0 and self.compiled.is_used and not self.replayer.allocate(number):
             size = 0
         try:
             block = self.memory.take(size, self.clock.stream)
@@ -133,7 +133,7 @@ class Session:
         self.ledger.allocated(number, size, self._phase(), self._module, self.clock.host_s, reserved)
 
     def _free(self, number: int) -> None:
-        if self.follower.free(number):
+        if self.replayer.free(number):
             self._give_back(number)
 
     def _give_back(self, number: int) -> None:
@@ -177,11 +177,11 @@ class Session:
     def _next_compiled(self) -> None:
         """Begin recording the next iteration, or replaying it as compiled: the first such iteration restarts the peak
         counters."""
-        was_ready = self.follower.is_ready
+        was_ready = self.replayer.is_ready
         self.compiled.next_iteration()
         if len(self.boundaries) > 1:
-            self.follower.begin()
-        if self.follower.is_ready and not was_ready:
+            self.replayer.begin()
+        if self.replayer.is_ready and not was_ready:
             self.memory.capacity_bytes = self.cluster.device.memory_bytes
             self.memory.empty_cache()
             self.memory.reset_peaks()

@@ -34,15 +34,15 @@ COPIED = 1 << 14
 _RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")
 
 
-class Known:
+class KnownValues:
     """Known values of tensors, by their storage."""
 
     def __init__(self) -> None:
-        self.assumed = 0
+        self.assumed_reads = 0
         """Number of reads of values that nothing determines."""
-        self.guessed = 0
+        self.assumed_masks = 0
         """Number of masks that were assumed to select half of the elements."""
-        self.spreads = 0
+        self.even_counts = 0
         """Number of counts that were assumed to be even: tokens of experts, members of classes."""
         self._values: dict[int, dict[int, Any]] = {}
         """Storage → offset → value."""
@@ -85,18 +85,18 @@ class Known:
             self.forget(tensor.untyped_storage()._cdata)
         if not payload:
             if is_here and tensor.numel():
-                self.assumed += 1
+                self.assumed_reads += 1
                 tensor.fill_(plausible(tensor.dtype))
             return
         values = torch.frombuffer(bytearray(payload), dtype=tensor.dtype).reshape(tensor.shape)
         if is_here:
             tensor.copy_(values)
         elif tensor.numel() == 1:
-            self._know(tensor, values.item())
+            self._set(tensor, values.item())
         else:
             self.copied(tensor, values)
 
-    def _know(self, tensor: torch.Tensor, value: Any) -> None:
+    def _set(self, tensor: torch.Tensor, value: Any) -> None:
         address, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
         copy = self._copies.get(address)
         if copy is not None and copy.dtype == tensor.dtype:
@@ -105,21 +105,21 @@ class Known:
             self._copies.pop(address, None)
             self._values.setdefault(address, {})[offset] = value
 
-    def suppose(self, tensor: torch.Tensor, value: Any) -> None:
+    def assume(self, tensor: torch.Tensor, value: Any) -> None:
         """Assume a value that nothing determines."""
         if tensor.numel() == 1 and tensor.device.type == "cuda":
-            self.assumed += 1
-            self._know(tensor, value)
+            self.assumed_reads += 1
+            self._set(tensor, value)
 
-    def spread(self, counts: torch.Tensor, total: int) -> None:
+    def assume_even(self, counts: torch.Tensor, total: int) -> None:
         """Assume that `total` elements are counted evenly."""
-        self.spreads += 1
+        self.even_counts += 1
         bins = counts.numel()
         even = torch.full((bins,), total // bins)
         even[: total % bins] += 1
         self.copied(counts, even)
 
-    def learn(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    def store(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Store all values of a device tensor, which may be a part of its storage."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             tensor.copy_(values)
@@ -150,7 +150,7 @@ class Known:
         copy = self.copy_of(tensor)
         return torch.full(tensor.shape, self.value(tensor), dtype=tensor.dtype) if copy is None else copy
 
-    def follow(self, func: Any, flat: list[Any], spec: Any, result: Any) -> None:
+    def compute(self, func: Any, flat: list[Any], spec: Any, result: Any) -> None:
         """Compute an operator whose tensors all have one element, or are known."""
         if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
             return
@@ -170,11 +170,11 @@ class Known:
             except (RuntimeError, NotImplementedError, TypeError):
                 return
             if given.numel() == 1:
-                self._know(result, given.reshape(()).item())
+                self._set(result, given.reshape(()).item())
             else:
                 self.copied(result, given)
 
-    def follow_changes(self, func: Any, flat: list[Any], spec: Any, changed: tuple[int | str, ...]) -> bool:
+    def compute_in_place(self, func: Any, flat: list[Any], spec: Any, changed: tuple[int | str, ...]) -> bool:
         """Compute an operator that modifies tensors, if the values of all are known. Return whether they were."""
         if not self.are_known(flat) or any(word in func._schema.name for word in _RANDOM):
             return False
@@ -189,7 +189,7 @@ class Known:
         for (ours, theirs), place in pairs:
             for value, one in zip(tree_leaves(ours[place]), tree_leaves(theirs[place]), strict=True):
                 if isinstance(one, torch.Tensor):
-                    self.learn(one, value)
+                    self.store(one, value)
         return True
 
     def value(self, tensor: torch.Tensor) -> Any:
@@ -204,7 +204,7 @@ class Known:
 
     def drawn(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return random values for a host tensor without any: from 0 to 1, integers up to 127."""
-        self.assumed += 1
+        self.assumed_reads += 1
         with torch.utils._python_dispatch._disable_current_modes():
             values = torch.rand(tensor.shape)
             if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
@@ -219,10 +219,10 @@ class Known:
     def read(self, func: Any, tensor: torch.Tensor) -> Any:
         """Return the result of an operator in READ."""
         if func is aten.equal.default:
-            self.assumed += 1
+            self.assumed_reads += 1
             return True
         if not self._is_known(tensor):
-            self.assumed += 1
+            self.assumed_reads += 1
         found = self.value(tensor)
         return bool(found) if func is aten.is_nonzero.default else found
 
@@ -238,7 +238,7 @@ def _half(count: int) -> int:
     return max(1, math.ceil(count / 2))
 
 
-def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
+def _index(args: Any, kwargs: dict[str, Any], known: KnownValues) -> Any:
     """Replace masks by indices of their elements that are not zero, as torch does before its kernel."""
     picked: list[Any] = []
     for index in args[1]:
@@ -247,7 +247,7 @@ def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
     return (args[0], picked, *args[2:]), kwargs
 
 
-def _put(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
+def _put(args: Any, kwargs: dict[str, Any], known: KnownValues) -> Any:
     """Replace masks by indices; one that selects elements for the same value is filled without waiting for them."""
     masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
     if args[2].numel() != 1 or len(masks) != 1:
@@ -355,7 +355,7 @@ SHAPES: dict[Any, Callable[..., Any]] = {
 }
 """Results on meta, for operators whose meta kernel is missing or stricter than the real one."""
 
-RULES: dict[Any, Callable[[Any, dict[str, Any], Known], Any]] = {
+RULES: dict[Any, Callable[[Any, dict[str, Any], KnownValues], Any]] = {
     aten.index.Tensor: _index,
     aten.index_put.default: _put,
     aten.index_put_.default: _put,

@@ -20,7 +20,7 @@ from emulator.surface.cli.options import (
 )
 from switchml.cli.extras import require
 from switchml.cli.options import SIZE, Count, note, option
-from switchml.cli.written import say_when_written
+from switchml.cli.output_options import report_when_written
 
 if TYPE_CHECKING:
     from emulator.lab.bench.mininet.experiments import MininetPlan, Row
@@ -38,7 +38,7 @@ class Capture(click.ParamType):
         link, separator, file = value.partition("=")
         if not separator or not link or not file:
             self.fail(f"{value!r}: expected LINK=FILE, as in h1-s1=h1.pcap", param, ctx)
-        say_when_written(ctx, Path(file))
+        report_when_written(ctx, Path(file))
         return link, Path(file).absolute()
 
 

@@ -11,7 +11,7 @@ import click
 
 from switchml import output_files, units
 from switchml.cli.options import RATE, TIME, Count, Quantity, note_bare, option
-from switchml.cli.written import OutputFile, OutputFolder
+from switchml.cli.output_options import OutputFile, OutputFolder
 from switchml.errors import ConfigError
 from switchml.tables import wide_option
 

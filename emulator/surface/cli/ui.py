@@ -6,7 +6,7 @@ import click
 
 from switchml.control.secret import is_beyond_loopback
 from switchml.errors import ConfigError
-from switchml.runtime.insist import heard
+from switchml.runtime.raising import acknowledge
 
 
 @click.command()
@@ -47,5 +47,5 @@ def ui(host: str, port: int, aggregator: str, token: str | None) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            heard()
+            acknowledge()
             click.echo("", err=True)

@@ -10,7 +10,7 @@ import numpy as np
 from emulator.traces.whatif.edits import positive
 from switchml.codecs import HALVES, Gather, Max, SparseSum, StepContext, Sum, parse, parse_error_feedback
 from switchml.codecs import allreduce as exchange_of
-from switchml.codecs.exchange import Later
+from switchml.codecs.exchange import AsyncMax
 from switchml.errors import ConfigError
 from switchml.files import read_json
 
@@ -66,7 +66,7 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
                 mean, spent_s = stop.value, spent_s + time.perf_counter() - before_s
                 break
             spent_s += time.perf_counter() - before_s
-            if isinstance(request, Later):  # a flag, concurrent with the rest
+            if isinstance(request, AsyncMax):  # a flag, concurrent with the rest
                 answer = request.request.values.copy
                 continue
             rounds += 1

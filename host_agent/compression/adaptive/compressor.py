@@ -24,7 +24,7 @@ from host_agent.compression.compressed import Echo, Meter, RankCompressor, Reduc
 from switchml import codecs
 from switchml.codecs import Codec, Max, StepContext, Sum
 from switchml.codecs.base import ErrorFeedback
-from switchml.codecs.exchange import Attempt, spoiled
+from switchml.codecs.exchange import StepGuard, failed_mean
 
 REHEARSAL_SHARE = 0.004
 """Share of the time spent on measuring again what choices cost that are not in use."""
@@ -146,16 +146,16 @@ class AutoCompressor(RankCompressor):
         choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
         context = context_of(self.reducer, name, step=self.step, seed=self.seed, lr=self.lr, shape=shape)
         start = time.perf_counter()
-        attempt = Attempt(bucket.feedback_state, bucket.codec_states[choice])
+        guard = StepGuard(bucket.feedback_state, bucket.codec_states[choice])
         with np.errstate(invalid="ignore", over="ignore"):
             compensated = self.error_feedback.compensate(bucket.feedback_state, x, context)
-        flag = attempt.flag(compensated)
+        flag = guard.flag(compensated)
         flags = self.reducer.later(flag, context)
         rehearsed_s = 0.0 if flag.values[0] else self._rehearse_one(bucket, compensated, context)
         measured = bucket.measured[choice]
         meter = Meter(self.reducer, counts=not measured.errors)
         outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, context), meter, context)
-        has_failed = attempt.failed(flags(), outcome.mean)
+        has_failed = guard.failed(flags(), outcome.mean)
         if not has_failed:
             self.error_feedback.update(bucket.feedback_state, compensated, outcome.own, context)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
@@ -178,7 +178,7 @@ class AutoCompressor(RankCompressor):
         is_complete = name in self._done_before <= self._done
         if is_complete and self._calendar.is_reported(self.step):
             self._report(context)
-        return spoiled(outcome.mean) if has_failed else outcome.mean
+        return failed_mean(outcome.mean) if has_failed else outcome.mean
 
     # -- detecting changes --
 

@@ -146,5 +146,5 @@ print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
     assert result.stderr == (
         "emulator.surface emulator.surface.cli host_agent.cli switchml.__main__ switchml.cli switchml.cli.common "
         "switchml.cli.interrupts switchml.cli.main switchml.errors switchml.lazy switchml.runtime "
-        "switchml.runtime.insist switchml.text\n\n"
+        "switchml.runtime.raising switchml.text\n\n"
     )

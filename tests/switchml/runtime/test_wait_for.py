@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from switchml.runtime.insist import wait_for
+from switchml.runtime.raising import wait_for
 
 
 def test_no_wait_is_endless():

@@ -6,7 +6,7 @@ import click
 
 from emulator.surface.cli.options import FILE, json_option, output, plot_option
 from switchml.cli.extras import require
-from switchml.cli.written import OutputFile
+from switchml.cli.output_options import OutputFile
 from switchml.terminal import progress, say
 
 PUBLISHED = Path(__file__).parents[3] / "lab" / "validation" / "published"

@@ -114,4 +114,4 @@ def test_sharded_states_and_distributed_checkpoints(tmp_path):
     """
     result = play(tmp_path, DATA + textwrap.dedent(text), world=4)["result"]
     assert result["collectives"]["broadcast"]["bytes"] == pytest.approx(BYTES, rel=0.01)
-    assert "distributed checkpoints that are neither written nor read: 4" in result["notes"]
+    assert "distributed checkpoints neither written nor read: 4" in result["notes"]

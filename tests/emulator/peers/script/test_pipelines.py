@@ -123,7 +123,7 @@ def test_a_message_that_nobody_sends(tmp_path):
 @pytest.mark.parametrize(("call", "error"), [
     ("given = [rank // half]; dist.broadcast_object_list(given, 0); assert given == [0]", ""),
     ("given = torch.full((3,), rank, device=device); dist.broadcast(given, 0); assert given.tolist() == [0] * 3", ""),
-    ("given = torch.tensor([rank]); dist.all_reduce(given)", "ranks 0 and 8 bring different values"),
+    ("given = torch.tensor([rank]); dist.all_reduce(given)", "ranks 0 and 8 have different input values"),
 ])  # fmt: skip
 def test_values_that_a_script_looks_at(tmp_path, call, error):
     """A broadcast's come from its root; a sum of what stages have is refused."""

@@ -53,7 +53,7 @@ def test_data_parallel(tmp_path):
     assert result["memory"]["gradients"] == pytest.approx(BYTES, rel=1e-3)
     assert result["memory"]["optimizer states"] == pytest.approx(2 * BYTES, rel=1e-3)
     assert sum(result["memory"].values()) == result["allocated_bytes"] <= result["reserved_bytes"]
-    assert result["notes"] == ["values that the script read (a loss, a norm) and that are made up: 2"]
+    assert result["notes"] == ["unknown values that the script read (a loss, a norm), assumed plausible: 2"]
 
 
 def test_fully_sharded(tmp_path):

@@ -43,7 +43,7 @@ def test_values_that_are_known(tmp_path):
     """
     result = play(tmp_path, textwrap.dedent(text) + STEP, world=4).get("result")
     assert result, (tmp_path / "out").read_text()
-    assert "counts (of tokens of experts, of classes) that are taken to be even: 1" in result["notes"]
+    assert "counts (tokens of experts, classes) assumed even: 1" in result["notes"]
 
 
 @pytest.mark.slow

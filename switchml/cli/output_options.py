@@ -27,7 +27,7 @@ class OutputFile(click.Path):
             output_files.check(path, self.kinds)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
-        say_when_written(ctx, path)
+        report_when_written(ctx, path)
         return path
 
 
@@ -41,11 +41,11 @@ class OutputFolder(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        say_when_written(ctx, path)
+        report_when_written(ctx, path)
         return path
 
 
-def say_when_written(ctx: click.Context | None, path: Path) -> None:
+def report_when_written(ctx: click.Context | None, path: Path) -> None:
     """Report at the end of the command that `path` was written if it, or its files, changed since now."""
     if ctx is not None and not ctx.resilient_parsing:
         before = _state(path)

@@ -10,7 +10,7 @@ LOSE = """
 import os, signal, sys, time, weakref
 from switchml.cli.interrupts import in_order
 from switchml.cli.serving import until_stopped
-from switchml.runtime.insist import heard
+from switchml.runtime.raising import acknowledge
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 
@@ -124,7 +124,7 @@ def test_what_handles_an_exception_takes_its_time():
                         time.sleep(1.2)
                         raise ValueError
             except ValueError:
-                heard()
+                acknowledge()
             time.sleep(1.2)
             print("done")
     """) == (0, "exit\nfinally\ndone\n", "")  # fmt: skip

@@ -14,7 +14,7 @@ _FEW = 20
 """Reciprocal of the largest share of launches that may be missing or additional."""
 
 
-class Follower:
+class PlanReplayer:
     """Records an iteration, and replays later ones by the plan derived from it. Additional operators, as of scripts
     that log every tenth iteration, run eagerly."""
 
@@ -25,9 +25,9 @@ class Follower:
         self._next = 0
         self._now: int | None = None
         """Index of the current launch in the plan; None: not in the plan."""
-        self._made = 0
+        self._allocated = 0
         self._newest = -1
-        self._strayed = 0
+        self._skipped = 0
         self._until: dict[int, int] = {}
         self._late: list[tuple[int, int]] = []
         """(launch, storage) of memory that is freed later than the script frees it."""
@@ -38,9 +38,9 @@ class Follower:
         return self._plan is not None
 
     @property
-    def has_strayed(self) -> bool:
+    def has_diverged(self) -> bool:
         """Whether iterations differ too much for one plan."""
-        return self._plan is not None and self._strayed > len(self._plan.operators) // _FEW
+        return self._plan is not None and self._skipped > len(self._plan.operators) // _FEW
 
     def begin(self) -> None:
         """Begin an iteration: the first is recorded, later ones are replayed by its plan."""
@@ -48,7 +48,7 @@ class Follower:
             self._plan = plan(self._recording, self._costs)
         if self._recording is None:
             self._recording = Recording()
-        self._next = self._made = self._strayed = 0
+        self._next = self._allocated = self._skipped = 0
         self._until.clear()
         self._late = [(-1, number) for _, number in self._late]
 
@@ -56,7 +56,7 @@ class Follower:
         self, operator: Operator, segment: Segment | None, storages: Callable[[], tuple[int | None, ...]]
     ) -> Step | None:
         """Return the step that replaces an operator; None: run it eagerly."""
-        self._made, self._now = 0, None
+        self._allocated, self._now = 0, None
         if self._plan is None:
             if self._recording is not None:
                 self._recording.launches.append(Launch(operator, segment, storages()))
@@ -65,10 +65,10 @@ class Follower:
             before = self._plan.operators[place]
             # Ignoring options, such as a changing learning rate.
             if before is operator or (before.name, before.inputs) == (operator.name, operator.inputs):
-                self._strayed += place - self._next
+                self._skipped += place - self._next
                 self._now, self._next = place, place + 1
                 return self._plan.steps[place]
-        self._strayed += 1
+        self._skipped += 1
         return None
 
     def allocate(self, number: int) -> bool:
@@ -76,9 +76,9 @@ class Follower:
         compiled."""
         if number <= self._newest:  # memory of an older storage that was released
             return True
-        self._made, self._newest = self._made + 1, number
+        self._allocated, self._newest = self._allocated + 1, number
         if self._plan is not None:
-            where = (-1 if self._now is None else self._now, self._made - 1)
+            where = (-1 if self._now is None else self._now, self._allocated - 1)
             if where in self._plan.until:
                 self._until[number] = self._plan.until[where]
             return where not in self._plan.absent

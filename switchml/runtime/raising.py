@@ -22,27 +22,28 @@ _raised: BaseException | None = None
 _report_others = sys.unraisablehook
 
 
-def insist(error: BaseException) -> NoReturn:
-    """Raise `error` from a signal handler, and again until `heard` is called, except while it is being handled."""
+def raise_until_handled(error: BaseException) -> NoReturn:
+    """Raise `error` from a signal handler, and again until `acknowledge` is called, except while it is being
+    handled."""
     global _raised, _report_others
     _raised = error
     if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:  # otherwise the timer is in use
-        signal.signal(signal.SIGALRM, _again)
+        signal.signal(signal.SIGALRM, _raise_again)
     if _has_timer():
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
-        if sys.unraisablehook is not _lost:
-            _report_others, sys.unraisablehook = sys.unraisablehook, _lost
+        if sys.unraisablehook is not _raise_lost:
+            _report_others, sys.unraisablehook = sys.unraisablehook, _raise_lost
     raise error
 
 
-def heard() -> None:
+def acknowledge() -> None:
     """Stop repeating the exception: it has reached its handler. To be called from the main thread."""
     global _raised
     _raised = None
     if _has_timer():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        if sys.unraisablehook is _lost:
+        if sys.unraisablehook is _raise_lost:
             sys.unraisablehook = _report_others
 
 
@@ -58,15 +59,15 @@ def is_raised(error: BaseException) -> bool:
 
 
 def _has_timer() -> bool:
-    return signal.getsignal(signal.SIGALRM) is _again
+    return signal.getsignal(signal.SIGALRM) is _raise_again
 
 
-def _again(number: int, frame: FrameType | None) -> None:
+def _raise_again(number: int, frame: FrameType | None) -> None:
     if _raised is not None and not _is_handled(_raised):
         raise _raised.with_traceback(None)
 
 
-def _lost(unraisable: Any) -> None:
+def _raise_lost(unraisable: Any) -> None:
     """sys.unraisablehook: repeat the exception as soon as the C code has returned."""
     if unraisable.exc_value is _raised:
         signal.setitimer(signal.ITIMER_REAL, _LOST_S, AGAIN_S)
