@@ -167,7 +167,7 @@ def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -
     tried break points: all below 24 rows, increasingly few beyond."""
     count = len(size_bytes)
     order = np.argsort(size_bytes)
-    size, took = np.asarray(size_bytes, np.float64)[order], np.asarray(seconds, np.float64)[order]
+    size, duration_s = np.asarray(size_bytes, np.float64)[order], np.asarray(seconds, np.float64)[order]
     weight = np.sqrt(size[0] / size)
     later = np.round(np.geomspace(min(24, count), max(count - 3, 2), 30)).astype(int)
     cuts = np.array(sorted({0, count, *range(min(count - 1, 24)), *(int(i) for i in later if i < count - 1)}))
@@ -176,7 +176,7 @@ def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -
         for j in range(i + 1, len(cuts)):
             if cuts[j] - first >= 2:
                 part = slice(first, cuts[j])
-                lines[i, j] = _line(size[part], took[part], weight[part])
+                lines[i, j] = _line(size[part], duration_s[part], weight[part])
     segments = max(1, min(segments, count // 3))
     best = np.full((segments + 1, len(cuts)), np.inf)
     came = np.zeros((segments + 1, len(cuts)), int)
@@ -195,12 +195,12 @@ def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -
     return Curve(np.array(starts[::-1]), latency, 1.0 / np.maximum(per_byte, 1e-18))
 
 
-def _line(size: np.ndarray, took: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
+def _line(size: np.ndarray, duration_s: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the weighted sum of relative errors and (latency, seconds per byte), both non-negative."""
-    scaled = np.stack([weight / took, weight * size / took], axis=1)
+    scaled = np.stack([weight / duration_s, weight * size / duration_s], axis=1)
     line, *_ = np.linalg.lstsq(scaled, weight, rcond=None)
     if line[1] < 0:
-        line = np.array([(weight**2 / took).sum() / (weight**2 / took**2).sum(), 0.0])
+        line = np.array([(weight**2 / duration_s).sum() / (weight**2 / duration_s**2).sum(), 0.0])
     elif line[0] < 0:
-        line = np.array([0.0, (weight**2 * size / took).sum() / (weight**2 * size**2 / took**2).sum()])
+        line = np.array([0.0, (weight**2 * size / duration_s).sum() / (weight**2 * size**2 / duration_s**2).sum()])
     return float(np.abs(scaled @ line - weight).sum()), line

@@ -221,10 +221,10 @@ def closed_form_s(plan: CostedJob) -> float:
     the others (Narayanan et al., SC 2021, section 2.2), less two weight-gradient computations in ZB-H1 (Qi et al.,
     2024, section 2.3), then gradients and the optimizer without overlap."""
     job = plan.job
-    took = [stage.seconds + plan.activation_p2p.seconds for stage in plan.stages]
-    pipeline = job.micro_batches * max(took) + (sum(took) - max(took)) / job.virtual_stages
+    stage_s = [stage.seconds + plan.activation_p2p.seconds for stage in plan.stages]
+    pipeline = job.micro_batches * max(stage_s) + (sum(stage_s) - max(stage_s)) / job.virtual_stages
     if job.splits_backward:
-        slowest = plan.stages[took.index(max(took))]
+        slowest = plan.stages[stage_s.index(max(stage_s))]
         pipeline -= 2 * (sum(stage.weights_s for stage in plan.stages) - slowest.weights_s)
     after = max(
         plan.gradients(stage).seconds + optimizer

@@ -265,7 +265,7 @@ def _pairs(ranks: list[int]) -> Iterator[tuple[int, int]]:
 
 def both_ways(one: Ends, other: Ends, window_s: float) -> list[tuple[Least, Least]]:
     """Return the fastest messages between two ranks in both directions, for each time window with both."""
-    there, back = _took(one, other), _took(other, one)
+    there, back = _transit_s(one, other), _transit_s(other, one)
     if not len(there[0]) or not len(back[0]):
         return []
     first_s = min(there[0].min(), back[0].min())
@@ -295,7 +295,7 @@ def _ends(trace: RankTrace, is_sent: bool, width: list[int], base_s: float) -> t
     return unique[counts == 1], np.concatenate(times_s)[first[counts == 1]] + base_s
 
 
-def _took(source: Ends, target: Ends) -> tuple[np.ndarray, np.ndarray]:
+def _transit_s(source: Ends, target: Ends) -> tuple[np.ndarray, np.ndarray]:
     """Return departure times and durations of messages, by two clocks."""
     _, left, came = np.intersect1d(source.sent, target.came, assume_unique=True, return_indices=True)
     return source.sent_s[left], target.came_s[came] - source.sent_s[left]

@@ -60,7 +60,7 @@ def join(traces: Sequence[RankTrace] | Job, *, iteration: int | None = None) -> 
     for step in chosen:
         if step == plan.step:
             timings.append(plan.typical)
-        elif (cuts := plan.in_place(job.cuts(step))) is not None:
+        elif (cuts := plan.match(job.cuts(step))) is not None:
             timings.append(plan.timing(cuts))
         else:
             continue

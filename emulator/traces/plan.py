@@ -12,12 +12,12 @@ import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER
 from emulator.traces.align import align
-from emulator.traces.alike import in_place
 from emulator.traces.causality import RankGraph, rank_graph
 from emulator.traces.collectives import ambiguous_groups, match
 from emulator.traces.completeness import NOTES, lost_device
 from emulator.traces.events import LaneKind, RankTrace, one_a_rank
 from emulator.traces.segments import Segments, cut
+from emulator.traces.similarity import match_segments
 from emulator.traces.steps import Steps
 from switchml.errors import TraceError
 
@@ -164,12 +164,12 @@ class TypicalIteration:
         self.keys, transfers, self.assumptions = match(self.cuts, job.ambiguous)
         self.ranks = [rank_graph(*each) for each in zip(self.cuts, transfers, strict=True)]
 
-    def in_place(self, cuts: list[Segments]) -> list[Segments] | None:
+    def match(self, cuts: list[Segments]) -> list[Segments] | None:
         """Return the segments of the typical iteration with their times in another one; None if that one differs too
         much."""
         placed = []
         for rank, segments in zip(self.ranks, cuts, strict=True):
-            if (own := in_place(rank.segments, segments)) is None:
+            if (own := match_segments(rank.segments, segments)) is None:
                 return None
             placed.append(own)
         return placed

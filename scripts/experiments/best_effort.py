@@ -62,15 +62,15 @@ def main() -> None:
         for jobs in options.jobs:
             for way in WAYS:
                 result = play(way, jobs, slots, options)
-                took = [seconds for job in result.jobs for seconds in job.seconds]
+                durations_s = [seconds for job in result.jobs for seconds in job.seconds]
                 counts, packets = result.best_effort, sum(job.sent for job in result.jobs)
                 rows.append(
                     {
                         "slots": slots,
                         "jobs": jobs,
                         "way": way,
-                        "mean_s": sum(took) / len(took),
-                        "worst_s": max(took),
+                        "mean_s": sum(durations_s) / len(durations_s),
+                        "worst_s": max(durations_s),
                         "in_switch": counts["summed"] / packets if counts else 1.0,
                         "behind_used": result.utilisation("behind up") if counts else 0.0,
                         "resent": sum(job.retransmitted for job in result.jobs),

@@ -108,8 +108,8 @@ class Diagnosed(Summarized):
     def title(self) -> str:
         """Iteration time and number of findings."""
         count = len(self.findings)
-        took = time_text(self.diagnosis.context.joined.traced_s)
-        return f"{self.path}: {took} an iteration, {count} finding{'s' if count != 1 else ''}"
+        duration = time_text(self.diagnosis.context.joined.traced_s)
+        return f"{self.path}: {duration} an iteration, {count} finding{'s' if count != 1 else ''}"
 
     def facts(self) -> Iterable[tuple[str, str]]:
         """Each finding and its gain."""

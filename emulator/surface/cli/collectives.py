@@ -14,7 +14,7 @@ from emulator.surface.cli.options import TENSOR_SIZES, WIRE, Many, json_option, 
 from switchml.cli.options import RATE, Count, option
 
 if TYPE_CHECKING:
-    from emulator.cluster.advantage import Comparison
+    from emulator.cluster.breakeven import Comparison
     from emulator.cluster.cluster import Cluster
     from switchml.tables import Table
 
@@ -66,15 +66,15 @@ def collectives(
     have it. Switches: each rank sends, or each node after its ranks reduced among themselves, whichever is faster.
     Nothing is run; docs/when.md has the map.
     """
-    from emulator.cluster import advantage
+    from emulator.cluster import breakeven
     from emulator.cluster import cluster as library
     from emulator.cluster.innetwork import Streaming
     from switchml.protocol.sizes import LANE_BYTES
     from switchml.tables import show
 
-    known = [advantage.changed(library.load(name), port_bps, oversubscription, slots) for name in clusters]
+    known = [breakeven.changed(library.load(name), port_bps, oversubscription, slots) for name in clusters]
     streaming = Streaming(loss=loss, wire_bytes=float(LANE_BYTES[wire]))
-    rows = advantage.table(known, gpus, sizes, streaming, dtype)
+    rows = breakeven.table(known, gpus, sizes, streaming, dtype)
     if plot_file is not None:
         _draw(rows, known, plot_file)
     output(

@@ -58,7 +58,7 @@ class Page:
     """Part → bytes on the fullest accelerator."""
     memory_limit_bytes: float | None = None
     speedups: dict[str, float] = field(default_factory=dict)
-    """Resource that may be faster (`emulator.traces.whatif.faster.THINGS`) → seconds of the iteration at that speed,
+    """Resource that may be faster (`emulator.traces.whatif.faster.RESOURCES`) → seconds of the iteration at that speed,
     largest gain first."""
     charts: Sequence[Chart] = ()
     assumptions: Sequence[str] = ()

@@ -40,7 +40,7 @@ def check(context: DiagnosisContext, findings: Sequence[Finding]) -> None:
         )
 
 
-def doubt(context: DiagnosisContext) -> list[str]:
+def replay_warning(context: DiagnosisContext) -> list[str]:
     """Return a warning for reports whose replay is far off the trace."""
     traced_s = context.joined.iteration_s
     if not traced_s or abs(context.iteration_s / traced_s - 1) <= MAX_OFF:

@@ -45,7 +45,7 @@ class Diagnosis:
     @property
     def assumptions(self) -> list[str]:
         """Assumptions to report: a warning if the replay is far off the trace, then those of the join."""
-        return [*agreement.doubt(self.context), *self.context.joined.assumptions]
+        return [*agreement.replay_warning(self.context), *self.context.joined.assumptions]
 
     def helps(self) -> dict[str, float]:
         """Return resource → seconds of the iteration if it were twice as fast, for the resources that the job uses."""

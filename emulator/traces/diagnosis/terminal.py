@@ -1,7 +1,7 @@
 """Prints a diagnosis on the terminal: time by part, ranks waited for, and recommended changes."""
 
 from emulator.jobs.replay.report import critical_table, operation_text
-from emulator.traces.diagnosis.agreement import doubt
+from emulator.traces.diagnosis.agreement import replay_warning
 from emulator.traces.diagnosis.checks import Diagnosis
 from emulator.traces.diagnosis.context import Finding
 from emulator.traces.join import MEAN
@@ -30,7 +30,7 @@ def show(diagnosis: Diagnosis) -> None:
     say(f"{ranks} rank{'s' * (ranks != 1)}, {which}, {replayed}")
     if is_mean and ranks > 1 and diagnosis.replay_error < -LATE_BY_CHANCE:
         say("On average no rank is late by chance: `switchml trace replay` plays all iterations.", style="dim")
-    for line in doubt(context):
+    for line in replay_warning(context):
         say(("Beware: ", "bold red"), line)
     say()
     tables.show(_by_rank(diagnosis), critical_table(context.path))

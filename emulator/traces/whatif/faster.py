@@ -12,19 +12,19 @@ from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import Graph, Kind
 from switchml.errors import ConfigError
 
-THINGS = ("compute", "compression", "exposed communication", "offload", "checkpoint", "host", "loading")
+RESOURCES = ("compute", "compression", "exposed communication", "offload", "checkpoint", "host", "loading")
 """Resources that can be made faster; named like the parts of an iteration, but including hidden time."""
 
 
-def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
-    """Return `costs` with everything that belongs to `thing` taking 1/`factor` of its time, including the latency of
+def faster(graph: Graph, costs: Costs, resource: str, factor: float) -> Costs:
+    """Return `costs` with everything that belongs to `resource` taking 1/`factor` of its time, including the latency of
     transfers."""
-    if thing not in THINGS:
-        raise ConfigError(f"{thing!r} can't be made faster; there are {', '.join(THINGS)}")
+    if resource not in RESOURCES:
+        raise ConfigError(f"{resource!r} can't be made faster; expected one of {', '.join(RESOURCES)}")
     if not factor > 0:
-        raise ConfigError(f"{factor} times as fast makes no sense; expected a factor above 0")
+        raise ConfigError(f"{factor} times as fast: expected a factor above 0")
     part = np.array([PART_OF_KIND[kind] for kind in Kind], np.int64)[graph.op_types.kind]
-    is_it = part == PARTS.index(thing)
+    is_it = part == PARTS.index(resource)
     meets = is_it[graph.transfers.op_type] if len(graph.transfers) else np.zeros(0, bool)
     slower = np.where(meets, 1.0 / factor, 1.0)
     return dataclasses.replace(
@@ -41,8 +41,8 @@ def what_if(played: Replayed, factor: float = 2.0) -> dict[str, float]:
     graph = played.graph
     present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.op_types.kind[graph.ops.op_type])}
     makespans = {
-        thing: replay(graph, faster(graph, played.costs, thing, factor), played.conditions).makespan_s
-        for thing in THINGS
-        if thing in present
+        resource: replay(graph, faster(graph, played.costs, resource, factor), played.conditions).makespan_s
+        for resource in RESOURCES
+        if resource in present
     }
     return dict(sorted(makespans.items(), key=lambda item: item[1]))

@@ -211,7 +211,7 @@ class AutoCompressor(RankCompressor):
         context = context_of(self.reducer, "probed")
         times = np.array([-self._probe[1], -self._decision_s], np.float32)
         probe_s, latency_s = (-float(least) for least in self.reducer.reduce(Max(times), context))
-        self._prober.took(self._probe[0], probe_s, latency_s, self.network)
+        self._prober.record(self._probe[0], probe_s, latency_s, self.network)
         self._probe = 0, math.inf
 
     def _bucket(self, name: str, elements: int) -> _Bucket:
@@ -296,7 +296,7 @@ class AutoCompressor(RankCompressor):
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
         if self._probe[0]:
-            self._prober.took(self._probe[0], probe_s, latency_s, self.network)
+            self._prober.record(self._probe[0], probe_s, latency_s, self.network)
             self._probe = 0, math.inf
         self.network.learn(self.step, _samples(records, times))
         if is_alarm:
@@ -305,7 +305,7 @@ class AutoCompressor(RankCompressor):
         self._elapsed_before = elapsed_s
         if self.network.regime == regime:
             for bucket, seconds in zip(buckets, durations.tolist(), strict=True):
-                bucket.policy.took(self.step, seconds, len(bucket.durations_s))
+                bucket.policy.record(self.step, seconds, len(bucket.durations_s))
         for bucket in buckets:
             bucket.durations_s.clear()
         for bucket, table in zip(buckets, costs, strict=True):

@@ -115,7 +115,7 @@ class BucketPolicy:
         self.is_open = True
         """Whether the next decision is likely to change the choice."""
 
-    def took(self, step: int, seconds: float, steps: int) -> None:
+    def record(self, step: int, seconds: float, steps: int) -> None:
         """Record `steps` steps with the current choice, the last one before `step`, whose computation and exchange took
         `seconds` each (median), in the network of the last decision."""
         trial = self._trials.setdefault(self.current, _Trial())
@@ -155,18 +155,20 @@ class BucketPolicy:
         return self.current
 
     def _next(self, expected: dict[int, float], slack_s: float) -> int:
-        took = {choice: trial.seconds for choice, trial in self._trials.items() if choice in expected and trial.medians}
-        best_s = min(took.values(), default=0.0)
+        measured_s = {
+            choice: trial.seconds for choice, trial in self._trials.items() if choice in expected and trial.medians
+        }
+        best_s = min(measured_s.values(), default=0.0)
         trial = self._trials.get(self.current)
         self.is_open = True
         if self.current in expected and (trial is None or not trial.is_over(best_s)):
             return self.current
         most_s = min(expected.values()) + slack_s
-        untried = [choice for choice in expected if choice not in took and expected[choice] <= most_s]
-        if untried or not took:
+        untried = [choice for choice in expected if choice not in measured_s and expected[choice] <= most_s]
+        if untried or not measured_s:
             return min(untried or expected, key=expected.__getitem__)
-        best = _most_exact(took)
-        if self.current in took and took[self.current] <= STAY * best_s:
+        best = _most_exact(measured_s)
+        if self.current in measured_s and measured_s[self.current] <= STAY * best_s:
             best = self.current
         self.is_open = best != self.current
         return best

@@ -113,7 +113,7 @@ class Prober:
         self._probed_at_s = now_s
         return self._bytes, 0.0
 
-    def took(self, wire_bytes: int, seconds: float, latency_s: float, network: Network) -> None:
+    def record(self, wire_bytes: int, seconds: float, latency_s: float, network: Network) -> None:
         """Record the agreed duration of a probe of `wire_bytes` bytes, and `latency_s`, that of the request
         before it."""
         regime = network.regime

@@ -101,10 +101,10 @@ def test_a_cube_mesh_has_fewer_rings_for_smaller_groups():
     from emulator.cluster.topology import GroupLayout
 
     def busbw(ranks):
-        took = collectives.cost(
+        seconds = collectives.cost(
             clusters.load("v100-dgx1"), "all_reduce", 2**28, GroupLayout(ranks, 1, ranks, 1)
         ).seconds
-        return 2 * (ranks - 1) / ranks * 2**28 / took
+        return 2 * (ranks - 1) / ranks * 2**28 / seconds
 
     assert busbw(2) == pytest.approx(22.5e9, rel=0.02)
     assert busbw(4) == pytest.approx(85.4e9, rel=0.02)

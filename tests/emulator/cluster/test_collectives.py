@@ -27,14 +27,14 @@ def bare(**between):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_ring_inside_a_node(n):
-    took = cost(bare(), "all_reduce", 1e9, GroupLayout(n, 1, n), "ring").seconds
-    assert took == pytest.approx(2 * (n - 1) / n * 1e9 / DGX.inside.bytes_per_s)
+    seconds = cost(bare(), "all_reduce", 1e9, GroupLayout(n, 1, n), "ring").seconds
+    assert seconds == pytest.approx(2 * (n - 1) / n * 1e9 / DGX.inside.bytes_per_s)
 
 
 def test_ring_between_nodes_is_bound_by_the_ports():
     node = 8 * 200e9 / 8
-    took = cost(bare(), "all_reduce", 1e9, place(64, 1, 8), "ring").seconds
-    assert took == pytest.approx(2 * 63 / 64 * 1e9 / node)
+    seconds = cost(bare(), "all_reduce", 1e9, place(64, 1, 8), "ring").seconds
+    assert seconds == pytest.approx(2 * 63 / 64 * 1e9 / node)
     one_rail = cost(bare(), "all_reduce", 1e9, place(8, 8, 8), "ring").seconds
     assert one_rail == pytest.approx(2 * 7 / 8 * 1e9 / (node / 8))
 

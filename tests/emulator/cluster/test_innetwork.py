@@ -54,11 +54,11 @@ def test_the_busier_direction_of_a_link(operation, payloads, packets):
     hosts = dataclasses.replace(star(), between=dataclasses.replace(DGX.between, ports_per_node=1, port_bps=10e9))
     hosts = dataclasses.replace(hosts, accelerators_per_node=1)
     rate, eight = hosts.between.node_bytes_per_s, place(8, 1, 1)
-    took = cost(hosts, operation, 1e9, eight, "switchml").seconds
-    assert took == pytest.approx(1e9 / 1024 * (1024 * payloads + 76 * packets) / rate, rel=1e-3)
+    seconds = cost(hosts, operation, 1e9, eight, "switchml").seconds
+    assert seconds == pytest.approx(1e9 / 1024 * (1024 * payloads + 76 * packets) / rate, rel=1e-3)
     both = cost(hosts, operation, 1e9, eight, "switchml", both_ways=True).seconds
-    assert both == pytest.approx(1e9 / 1024 * (1024 + 152) / rate if payloads < 1 else took, rel=1e-3)
-    assert cost(hosts, operation, 1e9, eight, "switchml", hierarchy="none").seconds == pytest.approx(took)
+    assert both == pytest.approx(1e9 / 1024 * (1024 + 152) / rate if payloads < 1 else seconds, rel=1e-3)
+    assert cost(hosts, operation, 1e9, eight, "switchml", hierarchy="none").seconds == pytest.approx(seconds)
     assert cost(hosts, "barrier", 0.0, eight, "switchml").seconds < 1e-4
 
 

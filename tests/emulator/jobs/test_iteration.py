@@ -90,10 +90,10 @@ def test_schedules_that_need_a_transformer_or_whole_weights_say_so():
 
 
 def test_interleaving_shortens_the_bubble():
-    def took(**changes):
+    def iteration_s(**changes):
         return replayed_s(plan(GPT, Job(gpus=4, pp=4, batch=4, **changes), DGX))
 
-    assert took(schedule="interleaved", virtual_stages=3) < took()
+    assert iteration_s(schedule="interleaved", virtual_stages=3) < iteration_s()
 
 
 def test_layers_that_do_not_divide_evenly():

@@ -73,8 +73,8 @@ def test_published_rows():
     Megatron-Bridge, docs/performance-summary-archive.md, 26.06)."""
     job = Job(gpus=8, batch=32, sequence=4096, tp=2, pp=4, virtual_stages=20, schedule="interleaved", lora=RANK)
     job = job.replace(sequence_parallel=True, zero=1, precision="fp8", implementation="megatron-core", attention="fa3")
-    took_s = replayed_s(plan(models.load("llama3-70b"), job, DGX))
-    assert 32 * 4096 / took_s / 8 == pytest.approx(2643, rel=0.15)
+    step_s = replayed_s(plan(models.load("llama3-70b"), job, DGX))
+    assert 32 * 4096 / step_s / 8 == pytest.approx(2643, rel=0.15)
 
 
 @pytest.mark.parametrize(("model", "changes", "message"), [

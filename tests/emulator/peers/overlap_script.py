@@ -17,12 +17,12 @@ def gather():
     return dist.all_gather_into_tensor(gathered, part, async_op=True)
 
 
-took = []
+elapsed_s = []
 for begins in [scatter], [gather], [scatter, gather]:
     dist.barrier()
     started = clock.now_s()
     for work in [begin() for begin in begins]:
         work.wait()
-    took.append(clock.now_s() - started)
-print(*took)
+    elapsed_s.append(clock.now_s() - started)
+print(*elapsed_s)
 dist.destroy_process_group()

@@ -50,7 +50,7 @@ def test_no_two_stages_wait_for_each_other(job):
     assert all(count == len(order) for count, order in zip(at, orders, strict=True))
 
 
-def played(orders, took):
+def played(orders, pass_s):
     """Seconds of a pipeline, pass by pass: each starts once its stage is free and its neighbour has handed over."""
     ends, at, free = {}, [0] * len(orders), [0.0] * len(orders)
     while any(number < len(order) for number, order in zip(at, orders, strict=True)):
@@ -62,7 +62,7 @@ def played(orders, took):
             if kind == 0 and stage == len(orders) - 1:
                 needed = (1, micro_batch, stage)
             if needed in ends or (kind == 1 and stage == 0):
-                free[stage] = max(free[stage], ends.get(needed, 0.0)) + took[kind]
+                free[stage] = max(free[stage], ends.get(needed, 0.0)) + pass_s[kind]
                 ends[kind, micro_batch, stage] = free[stage]
                 at[stage] += 1
     return max(free)
@@ -85,16 +85,16 @@ def test_gradients_of_weights_come_after_their_backward_pass_and_bound_what_is_i
 
 
 @pytest.mark.parametrize(("stages", "count"), [(stages, count) for stages, count in ZERO_BUBBLE if count >= stages])
-@pytest.mark.parametrize("took", [(1.0, 1.0, 1.0), (1.0, 1.5, 0.5), (1.0, 1.2, 0.9)])
-def test_zero_bubble_leaves_what_the_paper_says(stages, count, took):
+@pytest.mark.parametrize("pass_s", [(1.0, 1.0, 1.0), (1.0, 1.5, 0.5), (1.0, 1.2, 0.9)])
+def test_zero_bubble_leaves_what_the_paper_says(stages, count, pass_s):
     """Qi et al., 2024, section 2.3: of 1F1B's (p - 1)(F + B + W), (p - 1)(F + B - W)."""
-    forward, backward, weights = took
+    forward, backward, weights = pass_s
     job = Job(gpus=stages, pp=stages, batch=count, schedule="zb-h1")
     own = played([passes(job, stage).tolist() for stage in range(stages)], (backward, forward, weights))
     plain = job.replace(schedule="1f1b")
     whole = played([passes(plain, stage).tolist() for stage in range(stages)], (backward + weights, forward, 0))
-    ideal = count * sum(took)
-    assert whole - ideal == pytest.approx((stages - 1) * sum(took))
+    ideal = count * sum(pass_s)
+    assert whole - ideal == pytest.approx((stages - 1) * sum(pass_s))
     assert own - ideal == pytest.approx((stages - 1) * (forward + backward - weights))
 
 

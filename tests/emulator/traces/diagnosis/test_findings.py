@@ -8,7 +8,7 @@ import pytest
 
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.graph import Kind
-from emulator.traces.diagnosis.agreement import check, doubt
+from emulator.traces.diagnosis.agreement import check, replay_warning
 from emulator.traces.diagnosis.checks import diagnose
 from emulator.traces.diagnosis.context import DiagnosisContext
 from emulator.traces.events import WireWhat
@@ -310,7 +310,7 @@ def test_a_finding_that_the_table_contradicts_is_an_error(change):
 
 def test_a_replay_far_from_the_trace_is_said_first():
     joined = traced(HEALTHY)
-    assert not doubt(DiagnosisContext.of(joined))
+    assert not replay_warning(DiagnosisContext.of(joined))
     off = replace(joined, iteration_s=joined.iteration_s / 2)
     assert diagnose(off).assumptions[0].startswith("the replay is +100% off the trace")
 

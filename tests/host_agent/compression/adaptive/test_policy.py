@@ -53,7 +53,7 @@ class Run:
         self.policy.costs = self.costs = costs
         self.training_s = training_s
         self.calendar, self.prober, self.watch = Calendar(), Prober(), Watch()
-        self.unheard: list[tuple[int, int, float, float]] = []
+        self.unreported: list[tuple[int, int, float, float]] = []
         self.rng, self.noise, self.late, self.lateness = np.random.default_rng(3), noise, late, 1.0
         self.step, self.now_s, self.spent_s, self.decided_s = 0, 0.0, 0.0, 0.0
         self.taken: list[int] = []
@@ -82,7 +82,7 @@ class Run:
             choice = self.policy.current
             network_s, compute_s = (part * self.disturbance() for part in true_s(choice, rate_mbps, self.costs))
             self.taken.append(choice)
-            self.unheard.append((self.step, choice, network_s, compute_s))
+            self.unreported.append((self.step, choice, network_s, compute_s))
             self.now_s += network_s + compute_s
             before_s = self.spent_s
             is_reported = self.calendar.is_reported(self.step)
@@ -102,9 +102,9 @@ class Run:
         latency_s = LATENCY_S * self.disturbance()
         self.spent_s += latency_s
         self.network.add_latency(latency_s)
-        latest = self.unheard[-(1 if is_alarm else LATEST_STEPS) :]
+        latest = self.unreported[-(1 if is_alarm else LATEST_STEPS) :]
         if self.probed:
-            self.prober.took(*self.probed, latency_s, self.network)
+            self.prober.record(*self.probed, latency_s, self.network)
             self.probed = ()
         used = [(choice, self.costs[choice], network_s) for _, choice, network_s, _ in latest]
         self.network.learn(
@@ -114,17 +114,17 @@ class Run:
                 for choice, each, seconds in used
             ],
         )
-        took = [network_s + compute_s for _, _, network_s, compute_s in self.unheard]
-        self.unheard.clear()
+        steps_s = [network_s + compute_s for _, _, network_s, compute_s in self.unreported]
+        self.unreported.clear()
         if is_alarm:
             self.probe(rate_mbps, MIN_PROBE_BYTES)
-            self.prober.took(*self.probed, latency_s, self.network)
+            self.prober.record(*self.probed, latency_s, self.network)
             self.probed = ()
         steps = max(1, self.step - self.calendar.decided_at)
         exchange_s = (self.now_s - self.decided_s) / steps
         self.decided_s = self.now_s
         if self.network.regime == regime:
-            self.policy.took(self.step, float(np.median(took)), steps)
+            self.policy.record(self.step, float(np.median(steps_s)), steps)
         self.policy.decide(self.step, self.network, self.training_s)
         is_new = is_alarm or self.network.is_suspicious or self.network.regime != regime
         self.calendar.plan(self.step, exchange_s, self.network, is_new or self.policy.is_open)
@@ -273,7 +273,7 @@ def test_a_slower_network_does_not_pass_for_latency():
         network.learn(step, [Sample(((0, 3),), 2, 26_000, 0.0134, GATHER)])  # 20 Mbit/s
     assert network.latency_of(GATHER) < 2e-3
     for _ in range(2):
-        Prober().took(8192, 1e-3 + 8192 * 8 / 20e6, 1e-3, network)
+        Prober().record(8192, 1e-3 + 8192 * 8 / 20e6, 1e-3, network)
     assert network.goodput_bps == pytest.approx(20e6, rel=0.05)
 
 
@@ -306,7 +306,7 @@ def test_probes_are_few_and_find_out_how_fast_bytes_go():
         assert bool(wire_bytes) == (wait_s == 0)
         if wire_bytes:
             probe_s = 1e-3 + wire_bytes * 8 / 500e6
-            prober.took(wire_bytes, probe_s, 1e-3, network)
+            prober.record(wire_bytes, probe_s, 1e-3, network)
             spent_s += probe_s
         assert now_s < 5
     assert spent_s < 0.05 * now_s and network.goodput_bps == pytest.approx(500e6, rel=0.1)

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from emulator.cluster import advantage
+from emulator.cluster import breakeven
 from emulator.cluster import cluster as clusters
 from emulator.cluster.collectives import cost
 from emulator.cluster.innetwork import Streaming
@@ -17,9 +17,9 @@ P100, DGX, ETHERNET = (clusters.load(name) for name in ("p100-100g", "h100-dgx",
 
 
 def test_one_comparison_is_what_collectives_cost():
-    row, where = advantage.compare(DGX, 64, 1 << 20), place(64, 1, 8)
+    row, where = breakeven.compare(DGX, 64, 1 << 20), place(64, 1, 8)
     assert row.by_hosts_s == {
-        name: cost(DGX, "all_reduce", 1 << 20, where, name).seconds for name in advantage.BY_HOSTS
+        name: cost(DGX, "all_reduce", 1 << 20, where, name).seconds for name in breakeven.BY_HOSTS
     }
     assert row.by_switches_s == cost(DGX, "all_reduce", 1 << 20, where, "switchml", row.hierarchy).seconds
     assert row.speedup == pytest.approx(min(row.by_hosts_s.values()) / row.by_switches_s)
@@ -27,22 +27,22 @@ def test_one_comparison_is_what_collectives_cost():
 
 def test_half_precision_in_lanes_of_four_bytes_gains_nothing():
     """An element takes a lane: 64 MiB of bfloat16 are 128 MiB on the wire, and 64 MiB in int16 lanes."""
-    full = advantage.compare(P100, 64, 128 << 20)
-    wide = advantage.compare(P100, 64, 64 << 20, dtype="bfloat16")
-    narrow = advantage.compare(P100, 64, 64 << 20, Streaming(wire_bytes=2.0), "bfloat16")
+    full = breakeven.compare(P100, 64, 128 << 20)
+    wide = breakeven.compare(P100, 64, 64 << 20, dtype="bfloat16")
+    narrow = breakeven.compare(P100, 64, 64 << 20, Streaming(wire_bytes=2.0), "bfloat16")
     assert wide.by_switches_s == full.by_switches_s
     assert wide.speedup < 1 < narrow.speedup == pytest.approx(2 * wide.speedup, rel=0.01)
 
 
 def test_leaves_add_up_what_oversubscribed_uplinks_would_carry():
-    rows = [advantage.compare(advantage.changed(ETHERNET, oversubscription=share), 512, 1 << 30) for share in (1, 8)]
+    rows = [breakeven.compare(breakeven.changed(ETHERNET, oversubscription=share), 512, 1 << 30) for share in (1, 8)]
     assert rows[0].by_switches_s == rows[1].by_switches_s
     assert rows[1].by_hosts_s["tree"] > 4 * rows[0].by_hosts_s["tree"]
 
 
 def test_a_single_switch_has_no_leaves():
     with pytest.raises(ConfigError, match="p100-100g is a single-switch"):
-        advantage.changed(P100, oversubscription=2.0)
+        breakeven.changed(P100, oversubscription=2.0)
 
 
 def test_the_command(tmp_path):
@@ -55,6 +55,6 @@ def test_the_command(tmp_path):
         ("p100-100g", 8, 1 << 20),
         ("p100-100g", 64, 1 << 16),
     ]
-    slower = advantage.compare(advantage.changed(P100, 50e9), 8, 1 << 16)
+    slower = breakeven.compare(breakeven.changed(P100, 50e9), 8, 1 << 16)
     assert rows[0]["speedup"] == pytest.approx(slower.speedup)
     assert "<svg" in (tmp_path / "when.svg").read_text()

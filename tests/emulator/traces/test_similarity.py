@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.traces.alike import _common, in_place
 from emulator.traces.events import What
 from emulator.traces.plan import Job
+from emulator.traces.similarity import _common, match_segments
 from tests.support import ddp_traces
 
 FEW = st.lists(st.integers(0, 3), max_size=12)
@@ -38,11 +38,11 @@ def test_none_where_too_much_differs(first, second, most):
 
 
 def test_what_an_iteration_lacks_takes_it_no_time_where_the_next_one_begins(monkeypatch):
-    monkeypatch.setitem(in_place.__globals__, "MAX_DIFFERENT", 0.5)
+    monkeypatch.setitem(match_segments.__globals__, "MAX_DIFFERENT", 0.5)
     typical = Job(ddp_traces.ddp()).cuts(0)[0]
     kept = np.arange(len(typical)) != (gone := int(np.flatnonzero(typical.what == What.COMPUTE)[3]))
     fields = {f.name: getattr(typical, f.name) for f in dataclasses.fields(typical)}
     columns = {name: column[kept] for name, column in fields.items() if isinstance(column, np.ndarray)}
-    found = in_place(typical, dataclasses.replace(typical, **columns))
+    found = match_segments(typical, dataclasses.replace(typical, **columns))
     assert found.start_s[gone] == found.end_s[gone] == typical.start_s[gone + 1]
     assert np.array_equal(np.delete(found.end_s, gone), columns["end_s"])

@@ -15,7 +15,7 @@ MAX_DIFFERENT = 0.05
 """Maximum share of different segments, and of host or device time, for iterations to count as similar."""
 
 
-def in_place(typical: Segments, other: Segments) -> Segments | None:
+def match_segments(typical: Segments, other: Segments) -> Segments | None:
     """Return the segments of `typical` with their times in the iteration of `other`; None if that one differs too much.
     Segments missing in `other` have no duration, and are placed where the next one on their lane begins."""
     mine, its = typical.signature(), other.signature()
