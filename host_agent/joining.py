@@ -131,7 +131,7 @@ class JoinedPart:
             return {
                 "packets": packet_rows(2 * info.slots, HEADER_BYTES + info.payload_bytes, TAG_BYTES),
                 "wide": packet_rows(2 * info.slots, MAX_SPARSE_BYTES, TAG_BYTES),
-                "room": TAG_BYTES,
+                "trailer_bytes": TAG_BYTES,
             }
         return {
             "packets": self.transport.packet_rows(info.slots, info.payload_bytes),

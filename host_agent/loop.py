@@ -40,7 +40,7 @@ class Loop(NamedTuple):
     one of the kinds above. `flow`: matches the frames of this agent. `raw`: the interface's socket. `delayed` and
     `impaired`: incoming and outgoing packets after `downlink` and `uplink` have impaired them. `log`: packet log, if it
     has any room. `key` uint64[2]: key with which packets are signed (switchml/protocol/authentication.py), or
-    uint64[0]; `signed`: packets whose tags are computed together. `patience`: of libc.give_way."""
+    uint64[0]; `signed`: packets whose tags are computed together. `spin_after`: of libc.yield_with_backoff."""
 
     worker: State
     io: udp.UdpIO
@@ -60,7 +60,7 @@ class Loop(NamedTuple):
     log: packet_log.PacketLog
     key: np.ndarray
     signed: authentication.Batch
-    patience: np.ndarray
+    spin_after: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         if count:
             quiet = 0
             continue
-        if quiet < _SPINS and window.first_task < window.next_task and libc.may_yield(loop.patience, now):
+        if quiet < _SPINS and window.first_task < window.next_task and libc.may_spin(loop.spin_after, now):
             quiet += 1
-            libc.give_way(loop.patience, libc.now_ns(clock), clock)
+            libc.yield_with_backoff(loop.spin_after, libc.now_ns(clock), clock)
             continue
         # L7. Sleep until a packet, a deadline, or a write to the wake descriptor.
         quiet = 0

@@ -125,9 +125,9 @@ class Table:
         while True:
             for folded in (WIDEST, FOLDED) if self._droppable(kept) else (WIDEST, FOLDED, NARROW):
                 widths = [self._least(place, widest[place], folded) for place in kept]
-                room = available - sum(widths) - GAP * (len(widths) - 1)
-                if room >= 0:
-                    self._widen(kept, widths, widest, room)
+                spare = available - sum(widths) - GAP * (len(widths) - 1)
+                if spare >= 0:
+                    self._widen(kept, widths, widest, spare)
                     return _Layout(kept, widths, sorted(dropped))
             if not (droppable := self._droppable(kept)):
                 return None
@@ -144,12 +144,12 @@ class Table:
         words = max(map(cell_len, (*column.heading.split(), column.unit, "")))
         return max(min(widest, folded) if column.is_text and not column.is_name else widest, words)
 
-    def _widen(self, kept: Sequence[int], widths: list[int], widest: Sequence[int], room: int) -> None:
+    def _widen(self, kept: Sequence[int], widths: list[int], widest: Sequence[int], spare: int) -> None:
         """Distribute the remaining width: first to columns of wrapped text, then to wrapped headings."""
         for wanted in ([widest[place] for place in kept], [cell_len(self.columns[place].heading) for place in kept]):
-            while room and (short := [at for at, width in enumerate(widths) if width < wanted[at]]):
+            while spare and (short := [at for at, width in enumerate(widths) if width < wanted[at]]):
                 widths[min(short, key=lambda at: widths[at])] += 1
-                room -= 1
+                spare -= 1
 
     def _grid(self, layout: _Layout) -> rich.table.Table:
         grid = rich.table.Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)

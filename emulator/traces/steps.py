@@ -12,7 +12,7 @@ from emulator.traces.events import NONE, LaneKind, RankTrace, What
 SLACK_S = 2e-6
 """Maximum delay of a recorded end after the start of a dependent event: old traces are rounded to whole microseconds.
 """
-MIN_ROOM = 256
+MIN_QUEUE = 256
 """Minimum capacity of a launch queue. CUDA's holds 1,024 launches (as observed in traces; undocumented)."""
 FULL = 0.98
 """Share of a queue's largest observed length from which on it counts as full."""
@@ -64,7 +64,7 @@ class Steps:
     @cached_property
     def _causes(self) -> tuple[np.ndarray, np.ndarray]:
         """All dependencies by the iteration of their effect, and where those of each iteration begin."""
-        every = (self.trace.causes, self._room(), self._blocking(), self._between_streams())
+        every = (self.trace.causes, self._queue_space(), self._blocking(), self._between_streams())
         causes = np.concatenate(every).astype(np.int64)
         effect = self.number[causes[:, 1]]
         by_step = np.argsort(effect, kind="stable")
@@ -166,7 +166,7 @@ class Steps:
         calls = np.flatnonzero(self.blocks != NONE)
         return np.stack([self.blocks[calls], calls], axis=1)
 
-    def _room(self) -> np.ndarray:
+    def _queue_space(self) -> np.ndarray:
         """Return pairs of the device work that made space for a launch, and the launch, int64 (pairs, 2); blocked
         launches show the queue's capacity."""
         events = self.trace.events
@@ -174,7 +174,7 @@ class Steps:
         for lane in self.trace.lanes_of(LaneKind.DEVICE):
             works = np.flatnonzero((events.lane == lane) & (self.launch != NONE))
             works = works[self.lane_kind[self.launch[works]] == LaneKind.HOST]
-            if len(works) < MIN_ROOM:
+            if len(works) < MIN_QUEUE:
                 continue
             # One launch may start several kernels (a graph's): the last of them is used.
             call, last = np.unique(self.launch[works][::-1], return_index=True)
@@ -187,7 +187,7 @@ class Steps:
             most = int(queued.max())
             held_up = (events.duration_s[call] > HELD_UP * self.issue_s) & (queued >= FULL * most)
             held_up &= done_s[ended - 1] > events.start_s[call]  # the work that made space ended during the call
-            if most < MIN_ROOM or held_up.sum() < MIN_FULL:
+            if most < MIN_QUEUE or held_up.sum() < MIN_FULL:
                 continue
             awaited = np.where(held_up, ended, np.arange(1, len(call) + 1) - most) - 1
             waits = awaited >= 0

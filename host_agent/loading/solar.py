@@ -129,8 +129,8 @@ def assign(
                 following[at] = number * samples + batches[at // batch, at % batch]
     holder = np.full(samples, -1, np.int32)
     use_of = np.full(samples, -1, np.int64)
-    room = 4 * capacity + batch + 16
-    uses, entries = np.empty((ranks, room), np.int64), np.empty((ranks, room), np.int64)
+    entry_limit = 4 * capacity + batch + 16
+    uses, entries = np.empty((ranks, entry_limit), np.int64), np.empty((ranks, entry_limit), np.int64)
     size, count = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     for step in range(steps):
         for i in range(batch):

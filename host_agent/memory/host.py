@@ -37,11 +37,11 @@ class OnHost:
         vector, landed = self._coming
         self._coming, self._was_restored = None, True
         torch.cuda.current_stream(self._device).wait_event(landed)
-        room, before = AHEAD_BYTES, self._before()
-        while before is not None and room > 0:
+        budget, before = AHEAD_BYTES, self._before()
+        while before is not None and budget > 0:
             if not before._was_restored:
                 before._fetch()
-                room -= before._pinned.nbytes
+                budget -= before._pinned.nbytes
             before = before._before()
         return vector
 

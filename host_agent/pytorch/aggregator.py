@@ -35,7 +35,7 @@ SOFTWARE = ("aggregate", "--data-port", "0")
 """Command of the software aggregator."""
 
 
-ROOM = ("--slots", str(1 << 22), "--client-jobs", "256", "--client-ranks", "16384", "--client-connections", "4096")
+LIMITS = ("--slots", str(1 << 22), "--client-jobs", "256", "--client-ranks", "16384", "--client-connections", "4096")
 """Options of an aggregator that serves the process groups of one training: each is a job there, and all come from few
 clients. Half of each limit remains for other clients. Slots take memory only once they are used."""
 

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import Store
 
 from host_agent.failover import is_there, split_standbys
 from host_agent.hierarchy.hosts import this_machine
-from host_agent.pytorch.aggregator import ROOM, ChildAggregator, options_for
+from host_agent.pytorch.aggregator import LIMITS, ChildAggregator, options_for
 from host_agent.pytorch.store import ADVICE, POLL_S, asking, host_of, read, read_fields
 from host_agent.reach import address_towards
 from host_agent.v1.joining import protocol_of
@@ -91,7 +91,7 @@ class _OwnAggregator:
             if self._child is None or self._child.returncode is not None:
                 served = ("--v1",) if protocol_of(None).version == "v1" else ()
                 transport = options_for(os.environ.get("SWITCHML_TRANSPORT", ""))
-                self._child = ChildAggregator(bind, (*ROOM, *transport, *served))
+                self._child = ChildAggregator(bind, (*LIMITS, *transport, *served))
             self._users += 1
             return self._child
 

@@ -76,7 +76,7 @@ class Loop(NamedTuple):
     """State of `serve`. `senders` uint64[TABLE, 2]: endpoint (0 = free), job << 16 | rank. `totals` int64[2]: refused
     packets, send failures. `rings` int64[1 + MAX_JOBS]: number of jobs with shared memory, and their indices.
     `authenticated` int64[1]: 1 while packets of any job have tags, and `signed` the packets whose tags are computed
-    together. `patience`: of libc.give_way."""
+    together. `spin_after`: of libc.yield_with_backoff."""
 
     io: udp.UdpIO
     jobs: np.ndarray
@@ -95,7 +95,7 @@ class Loop(NamedTuple):
     rings: np.ndarray
     authenticated: np.ndarray
     signed: authentication.Batch
-    patience: np.ndarray
+    spin_after: np.ndarray
 
 
 @kernel(forceinline=True)
@@ -299,7 +299,7 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
     # A plain 0 has another type, for which called functions would be compiled a second time.
     n = finished = signed = int64(0)
     outgoing = loop.outgoing
-    room = outgoing.address.size
+    capacity = outgoing.address.size
     if loop.authenticated[0]:
         _remove_tags(loop, packets, count)
     for i in range(count):
@@ -346,7 +346,7 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             if action == UNICAST:
                 size = _answer_size(entry, row, rank, length)
             signed = _add_signed(loop, signed, entry, rank, row, reply.ctypes.data, size)
-            if n == room:
+            if n == capacity:
                 authentication.sign(loop.signed, signed)
                 _send(loop, n, now)
                 n = signed = int64(0)
@@ -368,7 +368,7 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
                 size = _size_of(loop, k, entry, rank)
                 if size < 0:
                     continue
-                if n == room:
+                if n == capacity:
                     _send(loop, n, now)
                     n = 0
                 n = _emit(outgoing, n, entry, rank, np.uint64(loop.done[k, 1]), size, loop.done[k, 3])
@@ -453,9 +453,9 @@ def serve(loop: Loop) -> None:
             if libc.wait_readable(loop.wake[0], loop.wake[0], 0, clock):
                 return
             continue
-        if quiet < _IDLE_ROUNDS and libc.may_yield(loop.patience, now):
+        if quiet < _IDLE_ROUNDS and libc.may_spin(loop.spin_after, now):
             quiet += 1
-            libc.give_way(loop.patience, now, clock)
+            libc.yield_with_backoff(loop.spin_after, now, clock)
             continue
         timeout = int64(-1)
         if lossy or impair.active(loop.bad_downlink):
@@ -493,5 +493,5 @@ def new_loop(
         rings=np.zeros(1 + MAX_JOBS, np.int64),
         authenticated=np.zeros(1, np.int64),
         signed=authentication.new_batch(batch),
-        patience=np.zeros(1, np.int64),
+        spin_after=np.zeros(1, np.int64),
     )

@@ -65,7 +65,7 @@ class Front(NamedTuple):
     bad_downlink: impair.Impairment
     totals: np.ndarray
     wake: np.ndarray
-    patience: np.ndarray
+    spin_after: np.ndarray
 
 
 class Behind(NamedTuple):
@@ -82,7 +82,7 @@ class Behind(NamedTuple):
     ranks: np.ndarray
     totals: np.ndarray
     wake: np.ndarray
-    patience: np.ndarray
+    spin_after: np.ndarray
 
 
 def new_front(
@@ -109,7 +109,7 @@ def new_front(
         bad_downlink=downlink,
         totals=np.zeros(2, np.int64),
         wake=np.array([wake], np.int64),
-        patience=np.zeros(1, np.int64),
+        spin_after=np.zeros(1, np.int64),
     )
 
 
@@ -126,7 +126,7 @@ def new_behind(sock: socket.socket, wake: int, front: int) -> Behind:
         ranks=np.zeros(4, np.uint64),
         totals=np.zeros(2, np.int64),
         wake=np.array([wake], np.int64),
-        patience=np.zeros(1, np.int64),
+        spin_after=np.zeros(1, np.int64),
     )
 
 
@@ -318,9 +318,9 @@ def serve_behind(behind: Behind) -> None:
         if count:
             _step_behind(behind, count)
             quiet = 0
-        elif quiet < _IDLE_ROUNDS and libc.may_yield(behind.patience, now):
+        elif quiet < _IDLE_ROUNDS and libc.may_spin(behind.spin_after, now):
             quiet += 1
-            libc.give_way(behind.patience, now, clock)
+            libc.yield_with_backoff(behind.spin_after, now, clock)
             continue
         if libc.wait_readable(behind.io.config[0], behind.wake[0], 0 if count else -1, clock) & 2:
             return
@@ -343,9 +343,9 @@ def serve_front(front: Front) -> None:
         timeout = int64(0)
         if count:
             quiet = 0
-        elif quiet < _IDLE_ROUNDS and libc.may_yield(front.patience, now):
+        elif quiet < _IDLE_ROUNDS and libc.may_spin(front.spin_after, now):
             quiet += 1
-            libc.give_way(front.patience, now, clock)
+            libc.yield_with_backoff(front.spin_after, now, clock)
             continue
         else:
             timeout = int64(-1)

@@ -45,10 +45,10 @@ def top_k(x: np.ndarray, k: int) -> np.ndarray:
     place = sample.size - 1 - int(expected + 4 * np.sqrt(expected) + 4)
     if place >= 0:
         sample.partition(place)
-        room = min(n, 3 * k + 8192)
-        indices = np.empty(room + _GROUP, np.int64)
+        capacity = min(n, 3 * k + 8192)
+        indices = np.empty(capacity + _GROUP, np.int64)
         count = _collect(bits, sample[place], indices)
-        if k <= count <= room:
+        if k <= count <= capacity:
             indices = indices[:count]
             return _exactly(indices, bits[indices] & MAGNITUDE, k)
     counts = np.zeros(1 << 15, np.int64)
@@ -89,8 +89,8 @@ def above(x: np.ndarray, threshold: float) -> np.ndarray:
     bits = x.view(np.uint32)
     with np.errstate(over="ignore"):
         least = np.float32(max(threshold, 0)).view(np.uint32) + np.uint32(1)
-    room = count_reaching(bits, least)
-    indices = np.empty(room + _GROUP, np.int64)
+    capacity = count_reaching(bits, least)
+    indices = np.empty(capacity + _GROUP, np.int64)
     return indices[: _collect(bits, least, indices)]
 
 
@@ -109,7 +109,7 @@ def _collect(bits: np.ndarray, threshold: np.uint32, indices: np.ndarray) -> int
 
     Writes unconditionally and then counts, for which it needs up to _GROUP extra entries at the end.
     """
-    count, room = 0, indices.size - _GROUP
+    count, capacity = 0, indices.size - _GROUP
     whole = bits.size - bits.size % _GROUP
     for start in range(0, whole, _GROUP):
         some = bits[start : start + _GROUP]
@@ -117,7 +117,7 @@ def _collect(bits: np.ndarray, threshold: np.uint32, indices: np.ndarray) -> int
         for i in range(_GROUP):
             most = max(most, some[i] & np.uint32(0x7FFFFFFF))
         if most >= threshold:
-            if count > room:
+            if count > capacity:
                 return count
             for i in range(_GROUP):
                 indices[count] = start + i

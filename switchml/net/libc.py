@@ -109,17 +109,17 @@ _COMPUTES_NS, _PAUSE_NS = 1_000_000, 100_000_000
 
 
 @kernel
-def may_yield(patience: np.ndarray, now: int) -> bool:
-    """Return whether to busy-poll, with `give_way` between polls, at `now`, rather than sleep. `patience` int64[1]:
-    backoff state of the caller, initially 0."""
-    return bool(now >= patience[0])
+def may_spin(spin_after: np.ndarray, now: int) -> bool:
+    """Return whether to busy-poll, with `yield_with_backoff` between polls, at `now`, rather than sleep. `spin_after`
+    int64[1]: backoff state of the caller, initially 0."""
+    return bool(now >= spin_after[0])
 
 
 @kernel
-def give_way(patience: np.ndarray, now: int, clock: np.ndarray) -> None:
+def yield_with_backoff(spin_after: np.ndarray, now: int, clock: np.ndarray) -> None:
     """Call `yield_cpu`. If a compute-bound thread then holds the core for longer than `_COMPUTES_NS`, disable yielding
     for `_PAUSE_NS`: the scheduler serves a woken sleeper sooner than a thread that yields."""
     _sched_yield()
     after = now_ns(clock)
     if after - now > _COMPUTES_NS:
-        patience[0] = after + _PAUSE_NS
+        spin_after[0] = after + _PAUSE_NS

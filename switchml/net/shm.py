@@ -208,11 +208,11 @@ def publish(ring: Ring, head: np.uint64) -> None:
 
 
 @kernel
-def _push(at: np.ndarray, ring: Ring, address: Address, length: int, room: int) -> int:
-    """Append one entry unless fewer than `room` entries would stay free; return 1 if appended. Only the ring's writer
-    may call this."""
+def _push(at: np.ndarray, ring: Ring, address: Address, length: int, reserve: int) -> int:
+    """Append one entry unless fewer than `reserve` entries would stay free; return 1 if appended. Only the ring's
+    writer may call this."""
     ring, head, end = _open(at, ring)
-    after = add(at, ring, head, end, address, length) if end - head > np.uint64(room) else head
+    after = add(at, ring, head, end, address, length) if end - head > np.uint64(reserve) else head
     publish(ring, after)
     return int64(after - head)
 
@@ -224,10 +224,10 @@ def query_up(at: np.ndarray, rank: int, seq: int) -> int:
 
 
 @kernel
-def push_down(at: np.ndarray, rank: int, address: Address, length: int, room: int) -> int:
-    """Append a result for a rank, on the aggregator's side. `room`: entries to leave free (0 for results, more for
+def push_down(at: np.ndarray, rank: int, address: Address, length: int, reserve: int) -> int:
+    """Append a result for a rank, on the aggregator's side. `reserve`: entries to leave free (0 for results, more for
     hints)."""
-    return _push(at, _down(at, rank), address, length, room)
+    return _push(at, _down(at, rank), address, length, reserve)
 
 
 @kernel

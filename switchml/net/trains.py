@@ -130,15 +130,15 @@ def cut(
     start: int,
     offset: int,
     out: Address,
-    room: int,
+    out_bytes: int,
     addresses: np.ndarray,
     lengths: np.ndarray,
 ) -> tuple[int, int]:
     """Cut the train at an address into packets with complete checksums. They are written consecutively from address
-    `out` on, where there are `room` bytes; `addresses` and `lengths` receive their positions. Returns (packets, bytes
-    written), (0, 0) if the train can't be cut."""
+    `out` on, where there are `out_bytes` bytes; `addresses` and `lengths` receive their positions. Returns (packets,
+    bytes written), (0, 0) if the train can't be cut."""
     network, version, header, count = layout(at, length, size, start, offset)
-    if count == 0 or count > len(addresses) or length + count * header > room:
+    if count == 0 or count > len(addresses) or length + count * header > out_bytes:
         return 0, 0
     written = 0
     for i in range(count):

@@ -34,11 +34,12 @@ def key_words(key: bytes) -> np.ndarray:
     return np.frombuffer(key, "<u8").astype(np.uint64)
 
 
-def packet_rows(rows: int, packet_bytes: int, room: int) -> np.ndarray:
-    """uint8[rows, packet_bytes + room], zeros. A packet that ends at the end of its row is followed by `room` bytes of
-    the next row: with its tag it extends to the next packet, so that they are sent as one piece."""
-    width = packet_bytes + room
-    return np.zeros(rows * width + room, np.uint8)[: rows * width].reshape(rows, width)
+def packet_rows(rows: int, packet_bytes: int, trailer_bytes: int) -> np.ndarray:
+    """uint8[rows, packet_bytes + trailer_bytes], zeros. A packet that ends at the end of its row is followed by
+    `trailer_bytes` bytes of the next row: with its tag it extends to the next packet, so that they are sent as one
+    piece."""
+    width = packet_bytes + trailer_bytes
+    return np.zeros(rows * width + trailer_bytes, np.uint8)[: rows * width].reshape(rows, width)
 
 
 _FEWEST = 3

@@ -171,7 +171,7 @@ def _address(w: State, index: int, has_elements: bool) -> None:
         size = int64(wire_format.LARGE)
     if not (has_elements and sends(task, owner, identity.rank)):
         is_padded = identity.padded != 0 and identity.payload == 1024
-        if slot.room == identity.payload:
+        if slot.capacity == identity.payload:
             size = int64(wire_format.PADDED & 3) if is_padded else int64(0)
         slot.length = wire_format.PADDING_BYTES if is_padded else 0
         slot.length += _HEADER + slot.codes

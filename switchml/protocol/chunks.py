@@ -96,8 +96,8 @@ def packet_at(w: State, index: int) -> np.uint64:
     slot, end = w.slots[index], rows_before(w, index) + 1
     before = before_data(slot)
     if slot.words:
-        return w.wide.ctypes.data + np.uint64(end * w.wide.shape[1] - before - slot.room)
-    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - before - slot.room)
+        return w.wide.ctypes.data + np.uint64(end * w.wide.shape[1] - before - slot.capacity)
+    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - before - slot.capacity)
 
 
 @kernel(inline=True)
@@ -110,15 +110,15 @@ def rows_before(w: State, index: int) -> Any:
 @kernel(inline=True)
 def kept_at(w: State, index: int) -> np.uint64:
     """Address of the lanes that a root stores: after its packet, which has none, and after the packet's tag."""
-    return packet_at(w, index) + np.uint64(before_data(w.slots[index]) + w.scalars[0].identity.room)
+    return packet_at(w, index) + np.uint64(before_data(w.slots[index]) + w.scalars[0].identity.trailer)
 
 
 @kernel(inline=True)
 def data_of(identity: Any, task: Any, count: int) -> Any:
     """Data bytes in the packets of a chunk of `count` elements, for ranks that send data. Large packets are no larger
     than necessary; others are always full."""
-    if task.room == identity.payload:
-        return task.room
+    if task.capacity == identity.payload:
+        return task.capacity
     if task.codes:
         whole = count // task.per_block
         rest = ((count - whole * task.per_block) * _ELEMENT_BYTES[task.fmt] + _STEP - 1) & -_STEP
@@ -129,7 +129,7 @@ def data_of(identity: Any, task: Any, count: int) -> Any:
 @kernel(inline=True)
 def size_code(identity: Any, slot: Any) -> Any:
     """Size code of a slot's packet, if it is a dense one."""
-    if slot.room > identity.payload:
+    if slot.capacity > identity.payload:
         return wire_format.BLOCKS if slot.codes else wire_format.LARGE
     return full_size_code(identity.payload)
 

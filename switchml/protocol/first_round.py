@@ -53,16 +53,16 @@ def encode(
 ) -> None:
     """Write `count` elements below 2^top at `address`, rounded to 31 - L binary digits, and the fields of the counts.
     Elements that are not finite count as 0. `marks`: uint32[lanes], overwritten."""
-    shift, room = 31 - guard - top, elements(lanes, guard)
+    shift, capacity = 31 - guard - top, elements(lanes, guard)
     x, out = f32_at(address, count), u32_at(lanes_address, lanes)
     marks[count:] = 0
     if _MIN_SHIFT <= shift <= _MAX_SHIFT:
         _round(x, out, marks, np.float32(exp2(shift)), np.float32(exp2(-shift)))
     else:
         _round(x, out, marks, exp2(shift), exp2(-shift))
-    counts = out[room:]
+    counts = out[capacity:]
     counts[:] = 0
-    out[count:room] = 0
+    out[count:capacity] = 0
     for field in range(_fields(guard)):
         bits = np.uint32(field * (guard + 1))
         part = marks[field * len(counts) : (field + 1) * len(counts)]
@@ -97,8 +97,8 @@ def take(
 ) -> int:
     """Write the sums of a round to the elements at `target`, and list in `sums` those that it does not decide; returns
     their number. `source` may be `target`. `marks`: uint32[lanes], overwritten."""
-    out, room, step = u32_at(lanes_address, lanes), elements(lanes, guard), top - (31 - guard)
-    counts, mask = out[room:], np.uint32((1 << (guard + 1)) - 1)
+    out, capacity, step = u32_at(lanes_address, lanes), elements(lanes, guard), top - (31 - guard)
+    counts, mask = out[capacity:], np.uint32((1 << (guard + 1)) - 1)
     for field in range(_fields(guard)):
         bits = np.uint32(field * (guard + 1))
         part = marks[field * len(counts) : (field + 1) * len(counts)]

@@ -291,27 +291,36 @@ def _encode_int(address: Address, count: int, lanes: np.ndarray, limbs: int) -> 
 
 @kernel(forceinline=True)
 def encode(
-    fmt: int, address: Address, count: int, lanes_address: Address, lanes: int, used: int, room: int, finite_only: bool
+    fmt: int,
+    address: Address,
+    count: int,
+    lanes_address: Address,
+    lanes: int,
+    used: int,
+    headroom: int,
+    finite_only: bool,
 ) -> None:
     """Write `count` elements at `address` as big-endian lanes; remaining lanes are set to 0.
 
     `used` is a canonical exponent code, `lanes` the number of lanes of the chunk. Without `finite_only` the elements
-    must be finite and need no more than `used`. `room`: the format's `headroom`.
+    must be finite and need no more than `used`. `headroom`: the format's (function `headroom`).
     """
     if fmt == FLOAT32_INT16:
-        encode_int16(address, count, lanes_address, lanes, room * exp2(-(used + wire_format.CODE_BIAS)), finite_only)
+        encode_int16(
+            address, count, lanes_address, lanes, headroom * exp2(-(used + wire_format.CODE_BIAS)), finite_only
+        )
         return
     if fmt == FLOAT32_INT8:
-        encode_int8(address, count, lanes_address, lanes, room * exp2(-(used + wire_format.CODE_BIAS)), finite_only)
+        encode_int8(address, count, lanes_address, lanes, headroom * exp2(-(used + wire_format.CODE_BIAS)), finite_only)
         return
     out = u32_at(lanes_address, lanes)
     if fmt == FLOAT32:
         if finite_only:
-            _encode32_finite(address, count, out, used + wire_format.CODE_BIAS, room)
+            _encode32_finite(address, count, out, used + wire_format.CODE_BIAS, headroom)
         else:
-            _encode32(address, count, out, used + wire_format.CODE_BIAS, room)
+            _encode32(address, count, out, used + wire_format.CODE_BIAS, headroom)
     elif fmt == FLOAT64:
-        _encode64(address, count, out, used, room)
+        _encode64(address, count, out, used, headroom)
     else:
         _encode_int(address, count, out, _LANES[fmt])
     for i in range(count * _LANES[fmt], lanes):
@@ -366,23 +375,25 @@ def clear_non_finite(fmt: int, address: Address, count: int) -> None:
 
 
 @kernel(forceinline=True)
-def decode(fmt: int, lanes_address: Address, address: Address, count: int, used: int, room: int, divisor: int) -> int:
+def decode(
+    fmt: int, lanes_address: Address, address: Address, count: int, used: int, headroom: int, divisor: int
+) -> int:
     """Convert sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate
     toward zero).
 
     Returns the number of integer sums that did not fit their type (those elements are left wrapped).
     """
     if fmt == FLOAT32_INT16:
-        decode_int16(lanes_address, address, count, exp2(used + wire_format.CODE_BIAS) / room, divisor)
+        decode_int16(lanes_address, address, count, exp2(used + wire_format.CODE_BIAS) / headroom, divisor)
         return 0
     if fmt == FLOAT32_INT8:
-        decode_int8(lanes_address, address, count, exp2(used + wire_format.CODE_BIAS) / room, divisor)
+        decode_int8(lanes_address, address, count, exp2(used + wire_format.CODE_BIAS) / headroom, divisor)
         return 0
     sums = u32_at(lanes_address, count * _LANES[fmt])
     misfits = 0
     if fmt == FLOAT32:
         x = f32_at(address, count)
-        shift = used + wire_format.CODE_BIAS + room - 31
+        shift = used + wire_format.CODE_BIAS + headroom - 31
         if -120 <= shift <= 96:
             scale = np.float32(exp2(shift))
             for i in range(count):
@@ -397,7 +408,7 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
                 x[i] = quotient(np.float64(np.int32(bswap32(sums[i]))) * wide, divisor)
     elif fmt == FLOAT64:
         y = f64_at(address, count)
-        bits = 31 - room
+        bits = 31 - headroom
         inverse = exp2(-bits)
         shift = exponent64(used) - bits
         half = shift // 2

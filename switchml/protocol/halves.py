@@ -144,7 +144,7 @@ def _divide(total: np.ndarray, divisor: Any) -> None:
 def add(
     op: int,
     parts: Address,
-    apart: int,
+    stride: int,
     ranks: int,
     size: int,
     last: int,
@@ -153,13 +153,13 @@ def add(
     target: Address,
 ) -> None:
     """Sum `ranks` packets of `size` bytes in float32 in rank order, divide by their number if `op` is a mean, and write
-    the rounded result to `target`. The packets are at intervals of `apart` bytes, from `parts` on, except that of rank
+    the rounded result to `target`. The packets are at intervals of `stride` bytes, from `parts` on, except that of rank
     `last`, at `values`. `floats`: buffer of twice the bytes."""
     count = size // 2
     kind = FLOAT16 if op in (OP_SUM_FLOAT16, OP_MEAN_FLOAT16) else BFLOAT16
     total = f32_at(floats, count)
     for rank in range(ranks):
-        at = values if rank == last else parts + np.uint64(rank * apart)
+        at = values if rank == last else parts + np.uint64(rank * stride)
         if rank == 0:
             widen(kind, at, floats, count)
         elif kind == FLOAT16:

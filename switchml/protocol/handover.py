@@ -63,14 +63,14 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
     done = slots["round"] + repeated
     ahead = (done - np.frombuffer(agreed, np.uint8)) % _MODULUS
     if (ahead > 1).any():
-        raise ConfigError("the aggregator goes on at rounds that do not fit what this rank has reported")
+        raise ConfigError("the aggregator resumes at rounds that do not match this rank's report")
     moved = state._replace(packets=fresh.packets, wide=fresh.wide)
     identity = fresh.scalars["identity"]
     if identity["large"] != state.scalars["identity"]["large"]:
-        raise ConfigError("the aggregator there takes packets of another size than the rounds under way have")
+        raise ConfigError("the aggregator's packets differ in size from those of the rounds in progress")
     # 1. A repetition in progress is undone; it may be due again.
     slots["busy"][repeated] = slots["redo"][repeated] == REDO_THEN_SEND
-    _swap_packets(slots, repeated)
+    _swap_packet_fields(slots, repeated)
     slots["round"], slots["redo"] = done, 0
     slots["start"] = identity["isn"] + np.arange(number) - (done - ahead) * number
     _move_packets(state, moved, np.flatnonzero(slots["busy"]), identity)
@@ -78,7 +78,7 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
     redo = ahead == 1
     slots["redo"][redo] = np.where(slots["busy"][redo], REDO_THEN_SEND, REDO)
     slots["busy"][redo] = 1
-    _swap_packets(slots, redo)
+    _swap_packet_fields(slots, redo)
     slots["round"] -= redo
     _move_packets(state, moved, np.flatnonzero(redo), identity)
     # 3. Timers and window are reset. A queue's base returns to the lowest chunk that is repeated.
@@ -107,9 +107,9 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
     return moved
 
 
-def _swap_packets(slots: np.ndarray, which: np.ndarray) -> None:
+def _swap_packet_fields(slots: np.ndarray, which: np.ndarray) -> None:
     """Exchange the descriptions of a slot's current packet and of the previous one."""
-    for name in ("words", "codes", "length", "room"):
+    for name in ("words", "codes", "length", "capacity"):
         kept = slots[f"kept_{name}"][which]  # indexed by a mask: a copy
         slots[f"kept_{name}"][which] = slots[name][which]
         slots[name][which] = kept
@@ -119,11 +119,11 @@ def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.
     """Copy the packets of the listed slots' rounds to the rows of `moved`, with the new aggregator's tag and sequence
     numbers. Includes lanes that a root stores after its packet."""
     count = len(state.slots)
-    rooms = int(state.scalars["identity"]["room"][0]), int(identity["room"][0])
+    trailers = int(state.scalars["identity"]["trailer"][0]), int(identity["trailer"][0])
     job_tag = int(identity["job_tag"][0]).to_bytes(2, "big")
     for index in indices.tolist():
         slot = state.slots[index]
-        start, number, words, data = (int(slot[name]) for name in ("start", "round", "words", "room"))
+        start, number, words, data = (int(slot[name]) for name in ("start", "round", "words", "capacity"))
         end = index + (number & 1) * count + 1
         source, target = (one.wide if words else one.packets for one in (state, moved))
         before = HEADER_BYTES + WORD_BYTES * words + int(slot["codes"])
@@ -133,8 +133,8 @@ def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.
         here[0] &= 0xFF - R_FLAG
         here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + job_tag, np.uint8)
         keeps = words and int(slot["length"]) < ADDRESSED_BYTES + data
-        lanes = zip(ends, rooms if keeps else (0, 0), strict=True)
-        there, here = (u8_at(at - data + room, data) for at, room in lanes)
+        lanes = zip(ends, trailers if keeps else (0, 0), strict=True)
+        there, here = (u8_at(at - data + trailer, data) for at, trailer in lanes)
         here[:] = there
 
 
@@ -146,7 +146,7 @@ def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     slot.redo = 0
     slot.words, slot.kept_words = slot.kept_words, slot.words
     slot.length, slot.kept_length = slot.kept_length, slot.length
-    slot.room, slot.kept_room = slot.kept_room, slot.room
+    slot.capacity, slot.kept_capacity = slot.kept_capacity, slot.capacity
     slot.codes, slot.kept_codes = slot.kept_codes, slot.codes
     slot.round += 1
     if redo == REDO_THEN_SEND:

@@ -74,12 +74,12 @@ class Pool:
         most = max(payload_bytes, large_bytes)
         self.rows = self.wide = rows if rows is not None else np.zeros(0, np.uint8)
         if rows is None:
-            room = authentication.TAG_BYTES if with_tags else 0
+            trailer_bytes = authentication.TAG_BYTES if with_tags else 0
             width = max(wire_format.HEADER_BYTES + payload_bytes, wire_format.MAX_BEFORE_DATA + large_bytes)
-            self.rows = authentication.packet_rows(2 * slots, width, room)
+            self.rows = authentication.packet_rows(2 * slots, width, trailer_bytes)
             # Sparse packets are longer. Pages that no sparse packet touches are never allocated.
             wide = max(wire_format.MAX_SPARSE_BYTES, wire_format.MAX_BEFORE_DATA + large_bytes)
-            self.wide = authentication.packet_rows(2 * slots, wide, room)
+            self.wide = authentication.packet_rows(2 * slots, wide, trailer_bytes)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
         parts = parts_of(workers, slots, most) if halves else 0
         self.parts = np.zeros((parts, most), np.uint8)

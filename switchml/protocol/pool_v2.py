@@ -81,7 +81,7 @@ def _before(form: int) -> Any:
 
 
 @kernel(inline=True)
-def _room(job: Any, form: int) -> Any:
+def _max_data(job: Any, form: int) -> Any:
     """Maximum data bytes of a packet of this form, which determines the position of the preceding bytes in a row."""
     return job.large if form & _LARGE else job.payload
 
@@ -133,9 +133,9 @@ def number_of(pool: State, seq: int) -> int:
 def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
     """(address, length) of the result packet in a row."""
     slot = pool.slots[row]
-    before, room = _before(slot.form), _room(pool.job[0], slot.form)
+    before, data = _before(slot.form), _max_data(pool.job[0], slot.form)
     has_words = (slot.form >> _WORDS_SHIFT) & _WORDS_MASK != 0
-    return result_at(pool.wide if has_words else pool.rows, row, room + before), _HEADER + before + slot.data
+    return result_at(pool.wide if has_words else pool.rows, row, data + before), _HEADER + before + slot.data
 
 
 @kernel(forceinline=True)
@@ -240,8 +240,8 @@ def _round_sums(pool: State, row: int, rank: int, values: Address, sums: Address
         nothing = u8_at(sums, slot.data)
         nothing[:] = 0
         return
-    parts, apart, room = _part_at(pool, row, 0), pool.parts.shape[1], _part_at(pool, 2 * job.slots, 0)
-    halves.add(_op_of(slot), parts, apart, job.workers, slot.data, rank, values, room, sums)
+    parts, stride, scratch = _part_at(pool, row, 0), pool.parts.shape[1], _part_at(pool, 2 * job.slots, 0)
+    halves.add(_op_of(slot), parts, stride, job.workers, slot.data, rank, values, scratch, sums)
 
 
 @kernel
@@ -383,7 +383,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     before = _before(form)
     words = np.uint64(address) + np.uint64(_HEADER)
     values = words + np.uint64(before)
-    sums = result_at(pool.wide if columns else pool.rows, row, _room(job, form)) + np.uint64(_HEADER)
+    sums = result_at(pool.wide if columns else pool.rows, row, _max_data(job, form)) + np.uint64(_HEADER)
     distance = serial_difference(seq, slot.seq)
     # A4. Drop stale packets.
     if distance < 0:

@@ -92,14 +92,14 @@ def report_open(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     task = task_at(w, slot.task)
     chunk = list_of(task, slot.chunk)
     sums, shared = w.sums[row_of(w, slot.chunk)], w.sums[row_of(w, chunk)]
-    room = len(shared) // task.group
+    capacity = len(shared) // task.group
     member = (slot.chunk - task.first) % (task.group + 1)
-    takes = slot.open if slot.open <= room and not slot.classed else 0
+    takes = slot.open if slot.open <= capacity and not slot.classed else 0
     for i in range(takes):
-        shared[member * room + i] = sums[i]
-        shared[member * room + i].where += np.int32(member * task.per_chunk)
-    if takes < room:
-        shared[member * room + takes].where = exact.NOWHERE
+        shared[member * capacity + i] = sums[i]
+        shared[member * capacity + i].where += np.int32(member * task.per_chunk)
+    if takes < capacity:
+        shared[member * capacity + takes].where = exact.NOWHERE
     slot.open -= takes
     w.reported[row_of(w, chunk)] += 1
     return start_list(w, slot.queue, chunk, now, out, n) if chunk < w.queues[slot.queue].next else n
@@ -117,9 +117,9 @@ def start_list(w: State, queue: int, chunk: int, now: int, out: np.ndarray, n: i
     w.reported[row] = 0
     sums = w.sums[row]
     slot.open = 0
-    room = len(sums) // task.group
-    for first in range(0, members_of(task, chunk) * room, room):
-        for i in range(first, first + room):
+    capacity = len(sums) // task.group
+    for first in range(0, members_of(task, chunk) * capacity, capacity):
+        for i in range(first, first + capacity):
             if sums[i].where == exact.NOWHERE:
                 break
             sums[slot.open] = sums[i]
@@ -211,7 +211,7 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
                 slot.need = slot.next_need
                 w.codes[index, NEED, :] = w.codes[index, NEXT, :]
         slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
-        slot.words, slot.codes, slot.room = task.columns + task.addressed, task.codes, task.room
+        slot.words, slot.codes, slot.capacity = task.columns + task.addressed, task.codes, task.capacity
         slot.scanned = slot.classed = slot.done = slot.late = slot.open = 0
         # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; an exponent agreed by
         # `ahead` is exact; otherwise speculate.

@@ -64,9 +64,9 @@ class Worker:
     memory in which to build packets (each at the end of its row), allocated by default; `wide` uint8[2 slots, k]:
     memory for packets of sparse streams, of up to MAX_SPARSE_BYTES, by default the same rows. `lossless`: the transport
     loses no packets, so a round is probed only to find the ranks it waits for. `padded`: the switch requires padding of
-    sparse packets without data. `two_queues`: bytes have a separate queue with half of the slots (section 11). `room`:
-    bytes reserved for the tag after each packet, and after the last row. `deadline_ns`: time that sums with a memory
-    wait for ranks, 0 for no limit (section 13).
+    sparse packets without data. `two_queues`: bytes have a separate queue with half of the slots (section 11).
+    `trailer_bytes`: bytes reserved for the tag after each packet, and after the last row. `deadline_ns`: time that sums
+    with a memory wait for ranks, 0 for no limit (section 13).
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Worker:
         lossless: bool = False,
         padded: bool = False,
         two_queues: bool = False,
-        room: int = 0,
+        trailer_bytes: int = 0,
         deadline_ns: int = 0,
     ) -> None:
         check_slots(slots)
@@ -128,7 +128,7 @@ class Worker:
         )
         identity["large"] = large_bytes
         identity["headroom"], identity["spread"] = headroom(workers), spreads(workers)
-        identity["least_timeout"], identity["room"] = LONGEST_PROBE if lossless else 0, room
+        identity["least_timeout"], identity["trailer"] = LONGEST_PROBE if lossless else 0, trailer_bytes
         identity["deadline"] = deadline_ns
         self.window["size"], self.window["credit"] = size, MIN_IN_FLIGHT
         self.window["limit"] = size if lossless else min(size, MIN_IN_FLIGHT)
@@ -140,7 +140,7 @@ class Worker:
         self.state.slots["start"] = isn + np.arange(slots)
         self.state.slots["chunk"] = np.arange(slots) % queues["slots"][0] - queues["slots"][0]
         self.state.slots["done"] = 1
-        self.state.slots["room"] = self.state.slots["kept_room"] = payload_bytes
+        self.state.slots["capacity"] = self.state.slots["kept_capacity"] = payload_bytes
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = self.state.slots["probed"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
@@ -195,11 +195,11 @@ class Worker:
         workers, slots = int(self.identity["workers"]), int(queue["slots"])
         payload, large = int(self.identity["payload"]), int(self.identity["large"])
         per_chunk = per_block = elements_per_chunk(fmt, payload, workers)
-        room, codes = payload, 0
+        capacity, codes = payload, 0
         if large and blocks is None and (fmt == RAW or has_digits(fmt)):
-            room, per_chunk = large, elements_per_chunk(fmt, large, workers)
+            capacity, per_chunk = large, elements_per_chunk(fmt, large, workers)
         elif large and blocks is None and fmt in (FLOAT32, FLOAT64):
-            room, codes, per_chunk = large, wire_format.CODES_BYTES, large // payload * per_block
+            capacity, codes, per_chunk = large, wire_format.CODES_BYTES, large // payload * per_block
         if WIRES[fmt] and not self.identity["headroom"][WIRES[fmt]]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
         columns, threshold, non_zero, group = 0, 0.0, 0, 0
@@ -246,7 +246,7 @@ class Worker:
             workers,
             0,
             numel * max(scheme[4], 1) * item >= PAST_CACHES_BYTES,
-            room,
+            capacity,
             codes,
             per_block,
         )

@@ -29,12 +29,12 @@ TASKS = 1024
 
 
 IDENTITY = record(
-    "i8 rank workers slots payload large job_tag isn padded least_timeout room deadline", "3i8 headroom spread"
+    "i8 rank workers slots payload large job_tag isn padded least_timeout trailer deadline", "3i8 headroom spread"
 )
 """Parameters from joining. `payload`: data bytes of a packet, `large`: maximum of a large one (0: no large packets);
 `padded`: the switch requires padding of sparse packets without data; `least_timeout`: lower bound of a retransmission
-timeout, nonzero if the transport is lossless. `room`: bytes reserved after a packet (for tags). `deadline`: time that a
-round of dense sums waits for ranks (0: no limit; section 13). `headroom`, `spread`: by lane type, those of
+timeout, nonzero if the transport is lossless. `trailer`: bytes reserved after a packet (for tags). `deadline`: time
+that a round of dense sums waits for ranks (0: no limit; section 13). `headroom`, `spread`: by lane type, those of
 fixedpoint.py."""
 
 QUEUES = 2
@@ -96,12 +96,12 @@ SLOT = record(
     "i2 mode used need agreed next_need",
     "u1 busy scanned waited classed done unbuilt queue redo late",
     "i2 columns addressed words kept_words codes kept_codes",
-    "i4 length kept_length room kept_room top open",
+    "i4 length kept_length capacity kept_capacity top open",
 )
 """One slot. `round`: number of its rounds that have their results, which is the number of the current one. `start`: the
-sequence number that its round 0 would have at this aggregator. `words`, `codes`, `length` and `room`: of its packet,
-which has `codes` bytes of blocks' codes, and at most `room` bytes of data; `kept_words` and so on: of the previous
-round's packet. `redo`: REDO or REDO_THEN_SEND while that is sent again (handover.py). `resent`: the last round
+sequence number that its round 0 would have at this aggregator. `words`, `codes`, `length` and `capacity`: of its
+packet, which has `codes` bytes of blocks' codes, and at most `capacity` bytes of data; `kept_words` and so on: of the
+previous round's packet. `redo`: REDO or REDO_THEN_SEND while that is sent again (handover.py). `resent`: the last round
 retransmitted, `probed`: the last one retransmitted by timeout (-1: none). `agreed`: `ahead` of its last result;
 `next_need`, valid if `scanned`: exponent needed by the chunk after this one. `classed`: a CLASSIFY round has been
 answered. `columns`: those of a sparse stream, else 0; `addressed`: 1 if the packets are addressed (collectives.py),
@@ -120,7 +120,7 @@ TASK = record(
     "i8 scanned group",
     "i8 queue addressed reach root op shares share_chunks run source_step target_step mark",
     "u8 memory",
-    "i8 least late past_caches room codes per_block",
+    "i8 least late past_caches capacity codes per_block",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `item`: bytes of an element; `half`:
 kind of half precision (halves.py). `per_chunk`: elements of a chunk; `first`, `chunks`, `done`: first chunk, number of
@@ -132,8 +132,8 @@ entries of all streams. `group`: G, if each G chunks are followed by one for the
 `share_chunks` chunks each and alternate in runs of `run`. `memory`: address for the elements that came too late for
 their sums, 0 if these wait for all ranks (section 13); `least`: the smallest number of ranks in a chunk so far, `late`:
 number of chunks without this rank. `past_caches`: 1 if its target is too large for caches, and is written past them.
-`room`: maximum data bytes of its packets; `codes`: bytes of the codes of their blocks (0: a packet is one block, whose
-codes are in its header), each of `per_block` elements; `history` is by block."""
+`capacity`: maximum data bytes of its packets; `codes`: bytes of the codes of their blocks (0: a packet is one block,
+whose codes are in its header), each of `per_block` elements; `history` is by block."""
 
 
 NEED, USED, AGREED, NEXT = range(4)
@@ -200,5 +200,5 @@ def seq_of(w: State, index: int) -> Any:
 def next_round(slot: Any) -> None:
     """Advance to the next round after the current one has its result; its packet is kept."""
     slot.kept_words, slot.kept_codes = slot.words, slot.codes
-    slot.kept_length, slot.kept_room = slot.length, slot.room
+    slot.kept_length, slot.kept_capacity = slot.length, slot.capacity
     slot.round += 1

@@ -21,7 +21,7 @@ SMALLEST = {"float32": 2.0**-149, "float64": 2.0**-1074}
 WIDTH = {"float32": 32, "float64": 64}
 
 
-def room(dtype: str, workers: int) -> int:
+def headroom(dtype: str, workers: int) -> int:
     return fixedpoint.headroom(workers)[fixedpoint.WIRES[fixedpoint.FORMATS[dtype]]]
 
 
@@ -31,7 +31,7 @@ def encode(dtype, values, used, workers, finite_only=False, spare=0) -> list[int
     lanes = np.full(reference.LANES[dtype] * source.size + spare, 0x55, LANE[dtype])
     fixedpoint.encode(
         fixedpoint.FORMATS[dtype], source.ctypes.data, source.size, lanes.ctypes.data, lanes.size, used,
-        room(dtype, workers), finite_only,
+        headroom(dtype, workers), finite_only,
     )  # fmt: skip
     return lanes.tolist()
 
@@ -41,7 +41,7 @@ def decode(dtype, sums, used, workers, divisor=1) -> tuple[np.ndarray, int]:
     lanes = np.array(sums, LANE[dtype])
     target = np.full(lanes.size // reference.LANES[dtype], 77, ELEMENT[dtype])
     misfits = fixedpoint.decode(
-        fixedpoint.FORMATS[dtype], lanes.ctypes.data, target.ctypes.data, target.size, used, room(dtype, workers),
+        fixedpoint.FORMATS[dtype], lanes.ctypes.data, target.ctypes.data, target.size, used, headroom(dtype, workers),
         divisor,
     )  # fmt: skip
     return target, misfits

@@ -13,7 +13,7 @@ from switchml.runtime.jit import kernel
 LINK = np.dtype(
     [
         ("bytes_per_s", "f8"),
-        ("room", "f8"),  # capacity left by flows with a final rate
+        ("residual", "f8"),  # capacity left by flows with a final rate
         ("load", "f8"),  # total share of flows without a final rate
         ("growing", "i4"),  # number of flows without a final rate
         ("head", "i4"),  # first hop on this link, −1: none
@@ -139,7 +139,7 @@ def share_out(sharing):
     link_count, flow_count = sharing.listed[0], sharing.listed[1]
     for at in range(link_count):
         link = sharing.listed_links[at]
-        links[link].room = links[link].bytes_per_s
+        links[link].residual = links[link].bytes_per_s
         links[link].load = 0.0
         links[link].growing = 0
         links[link].is_listed = 0
@@ -156,7 +156,7 @@ def share_out(sharing):
         for at in range(link_count):
             link = sharing.listed_links[at]
             if links[link].growing and links[link].load > 0:
-                fair = max(links[link].room, 0.0) / links[link].load
+                fair = max(links[link].residual, 0.0) / links[link].load
                 if fair < level:
                     level, full = fair, link
         for at in range(flow_count):
@@ -176,7 +176,7 @@ def share_out(sharing):
                 left -= 1
                 for i in range(first, last):
                     link = hops[i].link
-                    links[link].room -= level * hops[i].share
+                    links[link].residual -= level * hops[i].share
                     links[link].load -= hops[i].share
                     links[link].growing -= 1
     sharing.listed[0] = 0

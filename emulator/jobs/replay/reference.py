@@ -1,6 +1,6 @@
-"""A reference engine in simpy and plain Python: processes, events and timeouts, written for readability. `calendar.py`
-states the rules. It is some hundred times slower and gives the same times; tests compare the compiled engines with it
-on random graphs.
+"""A reference engine in simpy and plain Python: processes, events and timeouts, written for readability.
+`event_engine.py` states the rules. It is some hundred times slower and gives the same times; tests compare the compiled
+engines with it on random graphs.
 """
 
 from collections import defaultdict
@@ -180,7 +180,7 @@ class Reference:
         if not self.moving:
             return {}
         links = self.costs.links
-        room = dict(enumerate(links.link_bytes_per_s))
+        residual = dict(enumerate(links.link_bytes_per_s))
         hops = {}
         for transfer in self.moving:
             first, last = links.start[self.route[transfer]], links.start[self.route[transfer] + 1]
@@ -191,7 +191,7 @@ class Reference:
             for transfer in growing:
                 for link, share in hops[transfer]:
                     load[link] += share
-            fair = {link: max(room[link], 0.0) / load[link] for link in load if load[link] > 0}
+            fair = {link: max(residual[link], 0.0) / load[link] for link in load if load[link] > 0}
             level = min([*fair.values(), *(self.costs.transfer_bytes_per_s[transfer] for transfer in growing)])
             full = {link for link in fair if fair[link] <= level * (1 + 1e-12)}
             stopped = {
@@ -203,7 +203,7 @@ class Reference:
             for transfer in stopped:
                 rates[transfer] = level
                 for link, share in hops[transfer]:
-                    room[link] -= level * share
+                    residual[link] -= level * share
             growing -= stopped
         return rates
 

@@ -168,7 +168,7 @@ class _Column:
     """A growable array."""
 
     def __init__(self, dtype: type) -> None:
-        self._room: np.ndarray = np.empty(0, dtype)
+        self._buffer: np.ndarray = np.empty(0, dtype)
         self._count = 0
 
     def __len__(self) -> int:
@@ -177,21 +177,21 @@ class _Column:
     @property
     def values(self) -> np.ndarray:
         """All entries so far."""
-        return self._room[: self._count]
+        return self._buffer[: self._count]
 
     def reserve(self, count: int) -> None:
         """Allocate space for `count` entries in total."""
-        if count > len(self._room):
-            room = np.empty(count, self._room.dtype)
-            room[: self._count] = self.values
-            self._room = room
+        if count > len(self._buffer):
+            buffer = np.empty(count, self._buffer.dtype)
+            buffer[: self._count] = self.values
+            self._buffer = buffer
 
     def grow(self, count: int) -> np.ndarray:
         """Append `count` uninitialized entries and return them."""
-        if self._count + count > len(self._room):
-            self.reserve(max(self._count + count, 2 * len(self._room)))
+        if self._count + count > len(self._buffer):
+            self.reserve(max(self._count + count, 2 * len(self._buffer)))
         self._count += count
-        return self._room[self._count - count : self._count]
+        return self._buffer[self._count - count : self._count]
 
 
 def _columns(records: list[tuple], types: tuple[type | None, ...]) -> list[Any]:

@@ -118,7 +118,7 @@ def _timed_work(
     source: np.ndarray,
     packets: np.ndarray,
     sums: np.ndarray,
-    room: int,
+    headroom: int,
     times: np.ndarray,
 ) -> int:
     """Fill `times` int64[rounds] with the nanoseconds that one step takes for _PACKETS blocks of float32 `source`; each
@@ -137,9 +137,9 @@ def _timed_work(
             if step == _SCAN:
                 done += fixedpoint.need_of(fmt, at, lanes, False)
             elif step == _ENCODE:
-                fixedpoint.encode(fmt, at, lanes, packet, lanes, used, room, False)
+                fixedpoint.encode(fmt, at, lanes, packet, lanes, used, headroom, False)
             elif step == _DECODE:
-                done += fixedpoint.decode(fmt, packet, at, lanes, used, room, 1)
+                done += fixedpoint.decode(fmt, packet, at, lanes, used, headroom, 1)
             elif step == _COPY:
                 copy_bytes(at, source.ctypes.data + np.uint64((block + blocks // 2) % blocks * lanes * 4), lanes * 4)
             elif lane_bytes == 4:
@@ -157,9 +157,9 @@ def _arithmetic(step: int, wire: str, workers: int) -> float:
     values = np.random.default_rng(1).standard_normal(_SOURCE_BYTES // 4, np.float32)
     packets, sums = np.zeros((2, _PACKETS, PAYLOAD_BYTES), np.uint8)
     fmt, lane_bytes = FORMATS[wire], LANE_BYTES[wire]
-    room = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
+    headroom = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
     times = np.zeros(_ROUNDS, np.int64)
-    arguments = (step, fmt, lane_bytes, values, packets, sums, room, times)
+    arguments = (step, fmt, lane_bytes, values, packets, sums, headroom, times)
     compile_once(_timed_work, *arguments)
     _timed_work(*arguments)
     return float(np.median(times)) / _PACKETS / (PAYLOAD_BYTES // lane_bytes)

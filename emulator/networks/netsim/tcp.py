@@ -113,10 +113,10 @@ class Connection:
         if not self._alarm.is_set and self._una < self._end:
             self._set_alarm()
         missing = sorted(self._lost - self._resent)
-        room = int(self._window) - self._in_flight
+        usable = int(self._window) - self._in_flight
         if delivered is not None and self._una < self._recover:
-            room = min(room, max(delivered, 1))
-        for _ in range(room):
+            usable = min(usable, max(delivered, 1))
+        for _ in range(usable):
             if missing:
                 self._resent.add(missing[0])
                 self._emit(missing.pop(0))

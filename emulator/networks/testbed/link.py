@@ -116,7 +116,7 @@ def new_links(
 
 
 @kernel
-def _room(links, link):
+def _free_frames(links, link):
     """(offset of the next frame in the ring buffer, number of frames of maximum size that fit from there on)."""
     size = links.bytes.shape[1]
     head, tail = links.ends[link]
@@ -136,11 +136,11 @@ def _room(links, link):
 @kernel
 def _take(links, link, now):
     """Receive available frames as far as there is room. Returns the number of frames received."""
-    start, room = _room(links, link)
-    room = min(room, BATCH)
-    if room == 0:
+    start, free = _free_frames(links, link)
+    free = min(free, BATCH)
+    if free == 0:
         return 0
-    count = receive_messages(links.fds[link, 0], links.incoming, 0, room)
+    count = receive_messages(links.fds[link, 0], links.incoming, 0, free)
     for i in range(count):
         length = bytes_of(links.incoming, i)
         copy_bytes(links.bytes[link, start:].ctypes.data, links.staging[i].ctypes.data, length)
@@ -240,7 +240,9 @@ def serve(links, stop):
         if move(links, now):
             continue
         for link in range(k):
-            fd = links.fds[link, 0] if _room(links, link)[1] > 0 else np.int64(-1)  # don't wake up for a full link
+            fd = (
+                links.fds[link, 0] if _free_frames(links, link)[1] > 0 else np.int64(-1)
+            )  # don't wake up for a full link
             links.polls[link] = libc.poll_entry(fd)
         links.polls[k] = libc.poll_entry(stop)
         due = next_due(links)

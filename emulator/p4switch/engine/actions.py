@@ -175,10 +175,10 @@ class Actions(Part):
         refs = [ref for ref in (target, source) if isinstance(ref, e.FieldRef) and self._type(ref).varbit == ref.field]
         if len(refs) < 2:
             raise Unsupported("a varbit field assigned from another kind of field")
-        room = [self.layout.varbit_max(self._type(ref)) for ref in refs]
-        if room[0] < room[1]:
+        max_bytes = [self.layout.varbit_max(self._type(ref)) for ref in refs]
+        if max_bytes[0] < max_bytes[1]:
             raise Unsupported("a varbit field assigned from a wider one")
-        self.code.emit(o.VCOPY, *(self.layout.varbit[ref.header] for ref in refs), room[1])
+        self.code.emit(o.VCOPY, *(self.layout.varbit[ref.header] for ref in refs), max_bytes[1])
         self.ex.forget(DYNAMIC)
 
     def modify_field_rng_uniform(self, target: e.Expr, low: e.Expr, high: e.Expr) -> None:

@@ -84,11 +84,11 @@ class Records:
 
 class Slots:
     """A hash table of records. `words`: its description for the VM, as in vm.tables.SLOTS. Keys have `n` limbs, stored
-    in a record from byte `key_at`. `room`: expected number of records, if known."""
+    in a record from byte `key_at`. `expected`: expected number of records, if known."""
 
-    def __init__(self, words: np.ndarray, n: int, key_at: int, room: int = 0) -> None:
+    def __init__(self, words: np.ndarray, n: int, key_at: int, expected: int = 0) -> None:
         self._words, self._address, self._n_limbs = words, words.ctypes.data, n
-        self._first_size = 1 << max(2 * min(room, _MAX_ROOM) - 1, 7).bit_length()
+        self._first_size = 1 << max(2 * min(expected, _MAX_EXPECTED) - 1, 7).bit_length()
         words[2] = key_at
         self.clear()
 
@@ -110,5 +110,5 @@ class Slots:
             move_slots(before.ctypes.data, size, self._slots.ctypes.data, 2 * size - 1)
 
 
-_MAX_ROOM = 1 << 20
+_MAX_EXPECTED = 1 << 20
 """Maximum number of records that a hash table is initially sized for; untouched memory is not committed."""

@@ -113,11 +113,11 @@ def test_rings_against_a_queue(passed, seed):
                     assert shm.query_up(segment.at, 0, seq) == (len(up) < CAPACITY // 2)
                     up.extend([(seq, 0)] if len(up) < CAPACITY // 2 else [])
             elif kind == "down":
-                room = chooser.choice([0, 8, 512])
+                reserve = chooser.choice([0, 8, 512])
                 for i in range(burst):
                     entry = (row(segment, i % 8), chooser.randint(1, 1034))
-                    assert shm.push_down(segment.at, 0, *entry, room) == (len(down) < CAPACITY - room)
-                    down.extend([entry] if len(down) < CAPACITY - room else [])
+                    assert shm.push_down(segment.at, 0, *entry, reserve) == (len(down) < CAPACITY - reserve)
+                    down.extend([entry] if len(down) < CAPACITY - reserve else [])
             elif kind == "take":
                 assert take_up(segment, 0, burst) == [up.popleft() for _ in range(min(burst, len(up)))]
             else:

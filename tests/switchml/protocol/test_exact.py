@@ -103,12 +103,12 @@ def test_first_rounds_that_count_beside(data, workers, lane_count):
     source, lanes = as_array("float32", values), np.full(lane_count, 0x55, ">i4")
     marks = np.full(lane_count, 0x55, np.uint32)
     first_round.encode(source.ctypes.data, source.size, lanes.ctypes.data, lane_count, top, guard, marks)
-    room = first_round.elements(lane_count, guard)
+    capacity = first_round.elements(lane_count, guard)
     parts = [reference.split_to_nearest(x, top - (31 - guard)) for x in finite(values)]
-    assert lanes[:room].tolist() == [whole for whole, _ in parts] + [0] * (room - len(values))
-    columns, counts = lane_count - room, lanes[room:].astype(np.int64)
-    fields = [counts[i % columns] >> (guard + 1) * (i // columns) & (2 ** (guard + 1) - 1) for i in range(room)]
-    assert fields == [rest != 0 for _, rest in parts] + [0] * (room - len(values))
+    assert lanes[:capacity].tolist() == [whole for whole, _ in parts] + [0] * (capacity - len(values))
+    columns, counts = lane_count - capacity, lanes[capacity:].astype(np.int64)
+    fields = [counts[i % columns] >> (guard + 1) * (i // columns) & (2 ** (guard + 1) - 1) for i in range(capacity)]
+    assert fields == [rest != 0 for _, rest in parts] + [0] * (capacity - len(values))
 
 
 @given(st.data(), st.sampled_from(["float32", "float64"]), st.sampled_from([1, 2, 3, 8, 31, 256]))

@@ -35,8 +35,8 @@ from tests.support.encoded import (
     decode,
     encode,
     floats,
+    headroom,
     need,
-    room,
 )
 from tests.support.examples import examples
 
@@ -190,7 +190,7 @@ def test_a_whole_all_reduce_bit_by_bit(dtype, workers, seed, mean, oddities):
     """Encode every rank's block, add lanes, decode: the reference's bits, special values included."""
     chooser = random.Random(seed)
     if dtype in NARROW and not reference.steps(dtype, workers):
-        workers //= 4  # int8 lanes have no room for more than 127 ranks
+        workers //= 4  # int8 lanes have no headroom for more than 127 ranks
     pool = [spread_values(ELEMENT[dtype], chooser) for _ in range(6)]
     blocks = [[chooser.choice(pool) for _ in range(3)] for _ in range(workers)]
     if dtype not in INTEGERS:
@@ -241,10 +241,10 @@ def test_narrow_lanes_are_the_specification(dtype, values, workers, above, class
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_lanes_hold_the_sum_or_refuse_the_ranks(dtype):
     for workers in EVERY_WORKERS:
-        m = room(dtype, workers)
+        m = headroom(dtype, workers)
         assert m == reference.steps(dtype, workers)
         assert workers * m <= np.iinfo(LANE[dtype]).max < workers * (m + 1)
-    assert [n for n in EVERY_WORKERS if not room(dtype, n)] == (
+    assert [n for n in EVERY_WORKERS if not headroom(dtype, n)] == (
         [] if dtype == "float32/int16" else list(range(128, 257))
     )
 

@@ -140,9 +140,9 @@ def test_sums_are_of_float32_and_rounded_once(dtype, op, ranks):
     packets[0, :2] = infinity
     packets[-1, 1] = infinity | 0x8000
     for last in range(ranks):
-        others, got, room = packets.copy(), np.zeros(128, np.uint16), np.zeros(128, np.float32)
+        others, got, scratch = packets.copy(), np.zeros(128, np.uint16), np.zeros(128, np.float32)
         others[last] = 0
         of_last = last, packets[last].ctypes.data
-        halves.add(number, others.ctypes.data, 256, ranks, 256, *of_last, room.ctypes.data, got.ctypes.data)
+        halves.add(number, others.ctypes.data, 256, ranks, 256, *of_last, scratch.ctypes.data, got.ctypes.data)
         assert got[2:].tobytes() == wanted[4:] and got[0] == infinity
         assert (got[1] & 0x7FFF > infinity) == (ranks > 1)  # infinity minus infinity is NaN

@@ -55,7 +55,7 @@ def test_reports_of_different_lengths_are_not_of_one_job():
 def test_an_answer_that_does_not_fit_changes_nothing():
     worker, other = (Worker(rank=0, workers=1, slots=2, job_tag=job_tag, isn=0) for job_tag in (1, 2))
     before = worker.state.slots.tobytes()
-    with pytest.raises(ConfigError, match="do not fit"):
+    with pytest.raises(ConfigError, match="do not match"):
         worker.resume(other, bytes([5, 0]), 0)
     assert worker.state.slots.tobytes() == before and worker.identity["job_tag"] == 1
 
@@ -234,7 +234,7 @@ def test_packets_of_another_size_do_not_go_on():
     for had, gets in ((0, 512), (512, 0), (2048, 512)):
         worker, other = (Worker(job_tag=i, large_bytes=size, **options) for i, size in enumerate((had, gets)))
         before = worker.state.slots.tobytes()
-        with pytest.raises(ConfigError, match="another size"):
+        with pytest.raises(ConfigError, match="differ in size"):
             worker.resume(other, bytes(2), 0)
         assert worker.state.slots.tobytes() == before
 

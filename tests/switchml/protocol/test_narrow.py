@@ -35,7 +35,7 @@ class Summed:
 
     def __init__(self, dtype: str, blocks: list[list[float]], divisor: int = 1):
         workers, fmt = len(blocks), fixedpoint.FORMATS[dtype]
-        room = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
+        headroom = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
         arrays = [np.array(block, np.float32) for block in blocks]
         count = arrays[0].size
         self.need = max(fixedpoint.need_of(fmt, x.ctypes.data, count, False) for x in arrays)
@@ -45,13 +45,13 @@ class Summed:
         self.overflow = False
         for x in arrays:
             mine = np.zeros(lanes, LANE[dtype])
-            fixedpoint.encode(fmt, x.ctypes.data, count, mine.ctypes.data, lanes, self.need, room, False)
-            assert np.abs(mine.astype(int)).max() <= room
+            fixedpoint.encode(fmt, x.ctypes.data, count, mine.ctypes.data, lanes, self.need, headroom, False)
+            assert np.abs(mine.astype(int)).max() <= headroom
             self.overflow |= bool(ADD[dtype](self.lanes.ctypes.data, mine.ctypes.data, lanes))
         self.got = np.zeros(count, np.float32)
         at, to = self.lanes.ctypes.data, self.got.ctypes.data
-        fixedpoint.decode(fmt, at, to, count, self.need, room, divisor)
-        self.step = Fraction(2) ** (self.need + 2) / room
+        fixedpoint.decode(fmt, at, to, count, self.need, headroom, divisor)
+        self.step = Fraction(2) ** (self.need + 2) / headroom
         """What one step of a lane is worth: 2^Q / m."""
 
 
@@ -154,5 +154,5 @@ def test_lanes_with_few_steps_spare_few_bits(dtype, workers, spread):
         rank.identity["spread"].tolist()[reference.wire(f"float32/{dtype}")] == spread
         and rank.identity["spread"][0] == 0
     )
-    room = steps(BITS[f"float32/{dtype}"], workers)
-    assert room >> spread >= 4
+    headroom = steps(BITS[f"float32/{dtype}"], workers)
+    assert headroom >> spread >= 4
