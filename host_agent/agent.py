@@ -202,7 +202,7 @@ class HostAgent(Agent):
             options = replace(options, failover_s=0.0)
         if spoken.version == "v1":
             if level == "node":
-                raise ConfigError("hierarchy: v1 knows single ranks only; expected none")
+                raise ConfigError("hierarchy: v1 supports single ranks only; expected none")
             return v1.join(address, options, spoken)
         join = functools.partial(_join_aggregators, cls)
         if level == "node":

@@ -162,7 +162,7 @@ class Agent(collectives.CollectivesMixin):
             raise ConfigError(f"op {op!r}: expected one of {', '.join(collectives.OPS)}")
         if codec is not None:
             if async_op or timeout_s is not None or wire is not None or late is not None:
-                raise ConfigError(f"codec {codec!r} goes with none of async_op, timeout_s, wire and late")
+                raise ConfigError(f"codec {codec!r} can't be combined with async_op, timeout_s, wire or late")
             return self._compressed(x, op, out, codec, memory, name)
         if memory is not None:
             raise ConfigError(f"memory {memory!r} needs a codec")

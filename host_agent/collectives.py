@@ -277,7 +277,7 @@ class CollectivesMixin(abc.ABC):
     ) -> None:
         """Queue a collective on memory addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
         if not self.takes_collectives:
-            raise ConfigError(f"{collective.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
+            raise ConfigError(f"{collective.kind}: this aggregator supports only sums over all ranks; {NOT_HERE}")
         who, how = (self.rank, self.world_size, self.wire), (self.by_hosts, self.only_sums)
         self.submit(request_of(collective, *who, on_done, *how, timeout_s=timeout_s, keep=keep))
 
@@ -285,7 +285,7 @@ class CollectivesMixin(abc.ABC):
         """Queue a barrier that checks that all ranks called it with the same signature; for operations that bypass this
         agent. Raises ConfigError."""
         if not self.takes_collectives:
-            raise ConfigError(f"{signature}: this aggregator only sums for all ranks; {NOT_HERE}")
+            raise ConfigError(f"{signature}: this aggregator supports only sums over all ranks; {NOT_HERE}")
         seal = signature.seal(REACH_ALL)
         self.submit(Request(0, 0, 0, RAW, "sum", on_done, timeout_s, collective=seal, called=signature))
 
@@ -376,5 +376,5 @@ def _result(out: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != dtype:
         raise UnsupportedTensor(f"out: expected an array of shape {shape} and dtype {dtype}")
     if not out.flags.c_contiguous or not out.flags.writeable:
-        raise UnsupportedTensor("out: expected a writeable C-contiguous array (leave it away to get a new one)")
+        raise UnsupportedTensor("out: expected a writeable C-contiguous array (omit it to get a new one)")
     return out

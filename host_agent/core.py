@@ -42,7 +42,7 @@ from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import DONE, QUEUES, TASKS
 
-DENSE_ONLY = "sparse on: this aggregator adds dense tensors only; expected off or auto"
+DENSE_ONLY = "sparse on: this aggregator sums dense tensors only; expected off or auto"
 EXACT_IS_DENSE = "sparse on: exact sums (this job's wire) are dense; expected off, auto, or wire='int32' beside it"
 
 COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed", "refused_auth",

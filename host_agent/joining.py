@@ -146,7 +146,7 @@ def join(address: str, options: Options, most_parts: int = MAX_PARTS) -> list[Jo
     transport_name, wire = options.transport or "auto", options.wire or AUTO
     impaired = impairment(options.rank)
     if impaired is not None and transport_name == "shm":
-        raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
+        raise ConfigError("transport shm: shared memory can't lose or reorder packets; use another one or auto")
     # A suspended rank would read results from memory that is overwritten by later ones.
     may_share = impaired is None and not options.deadline_s
     host = address.rpartition(":")[0].strip("[]")
@@ -258,7 +258,7 @@ def check_deadline(options: Options, address: str, *, is_v1: bool, is_node: bool
         ("transport shm", options.transport == "shm"),
     ):
         if is_asked:
-            raise ConfigError(f"deadline {options.deadline_s:g} s: it does not go with {what}")
+            raise ConfigError(f"deadline {options.deadline_s:g} s: it can't be combined with {what}")
 
 
 def _parts(transport: reach.Transport, status: StatusReply | None, host: str, most: int) -> int:
@@ -310,8 +310,8 @@ def _warn_of_open_key(options: Options, host: str) -> None:
     is_encrypted = options.tls_ca or os.environ.get("SWITCHML_TLS_CA")
     if options.authenticate and not is_encrypted and is_beyond_loopback(host):
         log.warning(
-            f"job '{options.job}': without TLS (SWITCHML_TLS_CA) the key that authenticates its packets travels to "
-            f"{host} in the clear, for everybody on the way to read"
+            f"job '{options.job}': without TLS (SWITCHML_TLS_CA) the key that authenticates its packets is sent to "
+            f"{host} unencrypted, and can be read in transit"
         )
 
 
@@ -331,7 +331,7 @@ def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
         return None, ""
     if not name and transport == "shm":
         raise ConfigError(
-            "transport shm: the aggregator offers no shared memory (it is set to lose packets, or is no "
+            "transport shm: the aggregator offers no shared memory (it simulates packet loss, or is not a "
             "software aggregator)"
         )
     if not name:

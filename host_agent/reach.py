@@ -116,7 +116,7 @@ def choose(
     plane = status.dataplane if status is not None else None
     if plane is None or not plane.mac:
         if transport in ("frames", "raw"):
-            raise ConfigError(f"transport {transport} leads to a P4 switch; the aggregator at {host} is none")
+            raise ConfigError(f"transport {transport} requires a P4 switch; the aggregator at {host} is not one")
         return Transport(
             transport, bound(bind_ip or own_address("127.0.0.1" if transport == "zmq" else host, job, rank))
         )
@@ -133,7 +133,9 @@ def choose(
     if transport == "frames":
         return Transport(transport, bound(bind_ip or own_address(host, job, rank)))
     if not interface:
-        raise ConfigError(f"transport {transport}: no interface leads to the switch {switch}; set SWITCHML_INTERFACE")
+        raise ConfigError(
+            f"transport {transport}: no interface is connected to the switch {switch}; set SWITCHML_INTERFACE"
+        )
     chosen = Transport(
         transport, bound(bind_ip or address_of(interface, _SIOCGIFADDR)), mac=_mac_of(interface), interface=interface
     )

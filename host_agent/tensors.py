@@ -44,7 +44,7 @@ def prepare(x: Any, out: Any = None) -> Prepared:
     elif not isinstance(out, np.ndarray) or out.shape != x.shape or out.dtype != x.dtype:
         raise UnsupportedTensor(f"out: expected an array of shape {x.shape} and dtype {x.dtype.name}")
     if not out.flags.c_contiguous or not out.flags.writeable:
-        raise UnsupportedTensor("out: expected a writeable C-contiguous array (leave it away to get a new one)")
+        raise UnsupportedTensor("out: expected a writeable C-contiguous array (omit it to get a new one)")
     source = np.ascontiguousarray(x)
     if source.ctypes.data != out.ctypes.data and np.may_share_memory(source, out):
         source = source.copy()  # partial overlap: an early result would overwrite unread input

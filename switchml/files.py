@@ -137,7 +137,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     while values:
         value = values.pop()
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise ConfigError(f"{path} is not TOML: its whole numbers have 64 bits, and {str(value)[:40]} has more")
+            raise ConfigError(f"{path} is not TOML: the integer {str(value)[:40]} exceeds 64 bits")
         values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return table
 

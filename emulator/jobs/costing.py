@@ -66,15 +66,17 @@ def plan(
     cluster.nodes(job.gpus)
     machine = Machine.of(model, job, cluster)
     if streaming.sparse and job.zero:
-        raise ConfigError("zero shards gradients by reduce-scatter, which sends all blocks; take zero 0 with sparse")
+        raise ConfigError("zero shards gradients by reduce-scatter, which sends all blocks; use zero 0 with sparse")
     if codec is not None and codec.gathers and (job.zero or job.allreduce != "auto"):
-        raise ConfigError(f"what {codec.title} makes can't be added up on the way: it needs allreduce auto and zero 0")
+        raise ConfigError(
+            f"outputs of {codec.title} can't be summed in the network: it needs allreduce auto and zero 0"
+        )
     if job.allreduce != "switchml" and streaming != DENSE:
         raise ConfigError(
-            "loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml"
+            "loss, switch jobs, density and wire bytes describe aggregation in switches: use allreduce switchml"
         )
     if job.fuse and (not isinstance(model, LayerTable) or model.forward_s is not None):
-        raise ConfigError(f"fuse needs a table of layers with counted kernels, which {model.title} is not")
+        raise ConfigError(f"fuse needs a layer table with kernel counts, which {model.title} is not")
     if isinstance(model, LayerTable):
         each = [_layer_steps(model.part(stage), job, cluster) for stage in range(job.pp)]
         handed = max((float(model.part(stage).elements_of[-1]) for stage in range(job.pp - 1)), default=0.0)

@@ -44,7 +44,7 @@ def build(
     default: this machine's memory.
     Raises ConfigError where memory is too small for the graph, BudgetSpent where time runs out."""
     if fold not in FOLDS:
-        raise ConfigError(f"unknown fold {fold!r}; there are {', '.join(FOLDS)}")
+        raise ConfigError(f"unknown fold {fold!r}; expected one of {', '.join(FOLDS)}")
     job = plan.job
     replicas = replicas or Replicas.folded(job, fold)
     data = len(replicas.number)

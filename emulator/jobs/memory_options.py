@@ -47,7 +47,7 @@ class MemoryOptions(Ranged):
                 "offload-bucket and pruned describe Adam with all states on each rank: take zero 0, optimizer adam"
             )
         if self.offload_bucket and self.pruned:
-            raise ConfigError("take offload-bucket or pruned, not both: no publication combines them")
+            raise ConfigError("use offload-bucket or pruned, not both: no publication combines them")
         parameters = needed.weights / 2.0
         if self.offload_bucket:
             states = offload_bytes(parameters, self.offload_bucket) - 4.0 * parameters
@@ -84,9 +84,7 @@ class MemoryOptions(Ranged):
             plan = dataclasses.replace(plan, unpruned_share=unpruned, optimizer_s=tuple(steps))
         if self.activation_ratio > 1:
             if plan.job.schedule == "axonn" and plan.job.pp > 1:
-                raise ConfigError(
-                    "compressed activations are not modelled on message-driven stages; take schedule 1f1b"
-                )
+                raise ConfigError("compressed activations are not modelled on message-driven stages; use schedule 1f1b")
             seconds = [
                 micro_batch_activations(plan.model, plan.job, stage) / self.activation_bytes_per_s
                 + micro_batch_tensors(plan.model, plan.job, stage) * self.activation_tensor_s
@@ -144,7 +142,7 @@ def offload_step(
     at `copy_bytes_per_s` each. `copy_slowdown`: factor on updates while copies run; 1 where copies use neither the
     device's cores nor their memory bandwidth."""
     if not (copy_bytes_per_s > 0 and adam_parameters_per_s > 0 and all_reduce_s >= 0 and copy_slowdown >= 1):
-        raise ConfigError("offload needs rates above 0, and an all-reduce that takes at least no time")
+        raise ConfigError("offload needs rates above 0, and an all-reduce time of at least 0")
     buckets = max(1, math.ceil(parameters / bucket))
     each = parameters / buckets
     copy_s, adam_s = HOST_WAY_BYTES * each / copy_bytes_per_s, each / adam_parameters_per_s

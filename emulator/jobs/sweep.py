@@ -188,7 +188,7 @@ def _on_cores(run, options, todo, processes: int) -> Iterator[tuple[int, Row]]:
 
 def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:
     if not re.match(r"(tcp|tls|ucx)://.+:\d+$", address):
-        raise ConfigError(f"engine {address!r} is no Dask scheduler; expected tcp://HOST:PORT")
+        raise ConfigError(f"engine {address!r} is not a Dask scheduler; expected tcp://HOST:PORT")
     from distributed import Client, as_completed
 
     try:

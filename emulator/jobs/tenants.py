@@ -132,9 +132,9 @@ def _check(requests: Sequence[Request], share: str) -> None:
     for what in ("cluster", "switch"):
         different = {str(getattr(request, what)): None for request in requests}
         if len(different) > 1:
-            raise ConfigError(f"jobs on one cluster must name the same {what}, not {' and '.join(different)}")
+            raise ConfigError(f"jobs on one cluster must have the same {what}, not {' and '.join(different)}")
     if len({request.noise.jitter for request in requests}) > 1:
-        raise ConfigError("jobs on one cluster must have the same jitter: it is the machines'")
+        raise ConfigError("jobs on one cluster must have the same jitter: it is a property of the machines")
 
 
 def _crowded(requests: Sequence[Request], alone: list[Emulation], cluster: Cluster) -> list[Emulation]:

@@ -47,7 +47,7 @@ def launch(script: Sequence[str], settings: PeerSettings, *, quiet_script: bool 
             _stop(ranks)
         path = Path(settings.report)
         if not path.is_file():
-            raise JobError(f"{script[0]} made no process group, so there is nothing to report")
+            raise JobError(f"{script[0]} created no process group: nothing to report")
         summary: dict[str, Any] = json.loads(path.read_text())
         return summary
 

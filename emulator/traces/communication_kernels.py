@@ -31,7 +31,7 @@ class KernelFamily:
         try:
             re.compile(self.kernels)
         except re.error as error:
-            raise ConfigError(f"kernels is no regular expression: {error}") from None
+            raise ConfigError(f"kernels is not a regular expression: {error}") from None
         if self.collective and self.collective not in _KNOWN:
             raise ConfigError(f"collective: unknown {self.collective!r}, expected {', '.join(_KNOWN)}")
 

@@ -12,5 +12,5 @@ MAX_BYTES = 1e18
 def check_ranks(source: object, count: int) -> int:
     """Return `count`; TraceError if that is more than any job's number of ranks. `source`: the file with the number."""
     if not 0 <= count <= MAX_RANKS:
-        raise TraceError(f"{source} speaks of {count:,} ranks; the limit is {MAX_RANKS:,}")
+        raise TraceError(f"{source} refers to {count:,} ranks; the limit is {MAX_RANKS:,}")
     return count

@@ -141,8 +141,8 @@ def capture(
     if not abouts:
         ended = f"{command[0]} ended with exit code {code}; " if code else ""
         raise ConfigError(
-            f"{ended}no rank has written a trace into {out}: if no rank printed an error, the script has to "
-            f"take more than {skip} steps with a torch optimizer (--steps), in a Python that has switchml installed"
+            f"{ended}no rank has written a trace into {out}: if no rank printed an error, the script must "
+            f"run more than {skip} steps with a torch optimizer (--steps), in a Python that has switchml installed"
         )
     _report(abouts, out, code, as_json)
     if code:
@@ -197,7 +197,9 @@ def _emulate(cluster: str, gpus: int | None, out: Path, as_json: bool, command: 
     context = click.get_current_context()
     for parameter in given_parameters(context):
         if parameter.name in _OF_RUNS:
-            raise click.UsageError(f"{parameter.opts[0]} does not go with --emulate, which plays three iterations")
+            raise click.UsageError(
+                f"{parameter.opts[0]} can't be combined with --emulate, which plays three iterations"
+            )
     root = context.find_root()
     emulate = root.command.get_command(root, "emulate") if isinstance(root.command, click.Group) else None
     if emulate is None:

@@ -131,7 +131,9 @@ class Compressor(RankCompressor):
         mine = {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed}
         for name, value in mine.items():
             if state_dict.get(name) != value:
-                raise ConfigError(f"state_dict: {name} is {state_dict.get(name)!r}; expected {value!r}, which this has")
+                raise ConfigError(
+                    f"state_dict: {name} is {state_dict.get(name)!r}; expected {value!r}, as in this object"
+                )
         states, steps = {}, {}
         for key, saved in state_dict["tensors"].items():
             states[key] = self.codec.new_state(), self.error_feedback.new_state()

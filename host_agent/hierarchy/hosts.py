@@ -143,7 +143,7 @@ class Membership(FailureState):
         if self.departed:
             raise JoinError(f"while this rank joined: {self.departure()}")
         if time.monotonic() >= deadline:
-            raise JoinError(f"job '{self._job}': {awaited} in the time given")
+            raise JoinError(f"job '{self._job}': {awaited} within the time limit")
 
     def _hand_out(self, fd: int, deadline: float) -> None:
         missing = set(self.ranks[1:])
@@ -171,7 +171,7 @@ class Membership(FailureState):
                 try:
                     connection.connect(self._socket_name)
                     if _user_of(connection) != os.getuid():
-                        raise ConfigError(f"job '{self._job}': its leader on this host is another user's process")
+                        raise ConfigError(f"job '{self._job}': its leader on this host belongs to another user")
                     connection.settimeout(max(deadline - time.monotonic(), _RETRY_S))
                     connection.send(self.ranks[self.index].to_bytes(4, "little"))
                     _, fds, _, _ = socket.recv_fds(connection, 64, 1)

@@ -124,7 +124,9 @@ class PlannedLoader:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the next epoch, or the rest of one that was begun. Raises ConfigError after the last one."""
         if self.step >= self.plan.steps:
-            raise ConfigError(f"all {len(self.plan.epochs)} epochs of the plan are over; make a loader for more epochs")
+            raise ConfigError(
+                f"all {len(self.plan.epochs)} epochs of the plan are over; create a loader for more epochs"
+            )
         end = (self.step // len(self) + 1) * len(self)
         while self.step < end:
             batch, weight = self._next()
@@ -172,7 +174,7 @@ class PlannedLoader:
         """Continue after the batches that had been taken, on all ranks; buffers are refilled. Raises ConfigError for
         the state of another data set, seed, number of ranks, batch size or number of epochs."""
         if state.get("version") != 1 or not 0 <= int(state.get("step", -1)) <= self.plan.steps:
-            raise ConfigError(f"{state} is no state of this loader; expected what state_dict() gave")
+            raise ConfigError(f"{state} is not a state of this loader; expected a result of state_dict()")
         if state.get("batches") != self._digest():
             raise ConfigError(
                 "the state is of a loader with other batches; expected the same data set, batch_size, epochs, seed, "

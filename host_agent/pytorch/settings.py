@@ -84,7 +84,7 @@ def _check(path: Path, name: str, table: Mapping[str, Any]) -> None:
     for key, value in table.items():
         kind = TABLES[name].get(key)
         if kind is None:
-            raise ConfigError(f"{path}, [{name}]: unknown key {key!r}; there are {', '.join(TABLES[name])}")
+            raise ConfigError(f"{path}, [{name}]: unknown key {key!r}; expected one of {', '.join(TABLES[name])}")
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(f"{path}, [{name}] {key}: {value!r} is of the wrong type")
 

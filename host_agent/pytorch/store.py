@@ -135,7 +135,7 @@ def own_part(store: Store, rank: int, size: int, timeout: timedelta, secret: str
     except DistNetworkError:  # torch_patches.py reconnects
         raise
     except RuntimeError as error:
-        raise JoinError(f"no meeting in torch's store within {timeout.total_seconds():g} s: {error}") from error
+        raise JoinError(f"no rendezvous in torch's store within {timeout.total_seconds():g} s: {error}") from error
 
 
 def _announce(store: Store, rank: int, timeout: timedelta, secret: str) -> Part:
@@ -191,7 +191,7 @@ def _gather(store: Store, size: int, timeout: timedelta, secret: str) -> Part:
             notice = begun + 2 * (now - begun)
             log.warning(f"rank 0 has waited {now - begun:.0f} s for {name_ranks(missing)} to join the process group")
         if now >= deadline:
-            raise JoinError(f"{name_ranks(missing)} did not come within {timeout.total_seconds():g} s")
+            raise JoinError(f"{name_ranks(missing)} did not join within {timeout.total_seconds():g} s")
         time.sleep(POLL_S)
     return part
 

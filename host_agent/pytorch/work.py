@@ -158,7 +158,7 @@ class AllReduceWork(Work):
         with recording.waiting():
             finished = self._finished.wait(seconds if seconds > 0 else None)
         if not finished:
-            raise CollectiveTimeout(f"the {self._name} has not finished after {seconds:g} s; it goes on")
+            raise CollectiveTimeout(f"the {self._name} has not finished after {seconds:g} s; it continues")
         if self._error is not None:
             # Several Work objects may share the error, whose traceback should not accumulate.
             raise self._error.with_traceback(None)

@@ -65,9 +65,9 @@ class V1Agent(Agent):
 
     def submit(self, request: Request) -> None:
         if request.collective is not None or request.dtype not in DTYPES:
-            raise UnsupportedTensor(f"{request.name} of {request.dtype}: v1 adds {', '.join(DTYPES)}")
+            raise UnsupportedTensor(f"{request.name} of {request.dtype}: v1 sums {', '.join(DTYPES)}")
         if request.sparse is not None and request.sparse.mode == "on":
-            raise ConfigError("sparse on: v1 adds dense tensors only; expected off or auto")
+            raise ConfigError("sparse on: v1 sums dense tensors only; expected off or auto")
         request, sparse = accepted(request, wire=self.wire, sparse=density.OFF, takes_sparse=False)
         call = PendingCall(
             widened(request), sparse, request.divisor(self.world_size), request.deadline(time.monotonic())

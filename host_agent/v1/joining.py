@@ -61,7 +61,7 @@ def join(address: str, options: joining.Options, protocol: Protocol) -> V1Agent:
     _check(address, options)
     impaired = joining.impairment(options.rank)
     if impaired is not None and impaired.reorder_rate:
-        raise ConfigError("SWITCHML_REORDER_RATE: v1 is not made for networks that reorder; expected 0")
+        raise ConfigError("SWITCHML_REORDER_RATE: v1 does not support reordering; expected 0")
     loop.warm_up()  # before the deadline starts, since it may compile
     deadline = time.monotonic() + options.timeout_s
     reach_s = min(options.timeout_s, options.reach_timeout_s)
@@ -127,10 +127,10 @@ def _check(address: str, options: joining.Options) -> None:
         ("sparse", sparse.mode, ("off", "auto")),
     ):
         if value and value not in expected:
-            raise ConfigError(f"{name} {value}: v1 knows nothing else than {' and '.join(expected)}")
+            raise ConfigError(f"{name} {value}: v1 supports only {' and '.join(expected)}")
     asked = options.authenticate or (options.authenticate is None and os.environ.get("SWITCHML_AUTHENTICATE") == "1")
     if asked:
-        raise ConfigError("authenticate: v1's packets carry no tags; expected protocol v2, or none")
+        raise ConfigError("authenticate: v1 packets have no tags; expected protocol v2, or none")
 
 
 def _check_sums(agent: V1Agent, payload_bytes: int, ip: str, switch: str) -> None:

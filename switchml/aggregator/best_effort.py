@@ -143,7 +143,7 @@ class BestEffortDataplane(SoftwareTraits):
         front = self._front
         free = np.flatnonzero(front.jobs["job_tag"] == 0)
         if not len(free) or sum(job.spec.workers for job in self._jobs.values()) + spec.workers > MAX_SENDERS:
-            raise ConfigError(f"no room for another job: at most {MAX_JOBS} jobs and {MAX_SENDERS} workers at once")
+            raise ConfigError(f"no more jobs can start: at most {MAX_JOBS} jobs and {MAX_SENDERS} workers at once")
         known = {
             int(key): (job.spec.job_id, rank) for job in self._jobs.values() for rank, key in enumerate(job.endpoints)
         }

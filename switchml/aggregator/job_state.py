@@ -30,7 +30,7 @@ class JobState:
                 )
             except OSError as error:
                 if spec.large_bytes:
-                    raise ConfigError(f"no memory to share with the ranks: {error}") from None
+                    raise ConfigError(f"can't allocate shared memory for the ranks: {error}") from None
                 log.warning("job %d: no shared memory (%s); its ranks will use UDP", spec.job_id, error)
         self.pool: Pool | PoolV1
         if spec.protocol == 1:

@@ -249,7 +249,7 @@ def _addresses_of(interface: str) -> tuple[str, int]:
     """The IPv4 and the MAC address of an interface. Raises ConfigError."""
     known = psutil.net_if_addrs()
     if interface not in known:
-        raise ConfigError(f"there is no interface {interface!r}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"there is no interface {interface!r}; expected one of {', '.join(sorted(known))}")
     ip = next((item.address for item in known[interface] if item.family == socket.AF_INET), None)
     mac = next((parse_mac(item.address) for item in known[interface] if item.family == psutil.AF_LINK), 0)
     if ip is None or not mac:

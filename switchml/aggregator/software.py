@@ -163,7 +163,7 @@ class SoftwareDataplane(SoftwareTraits):
         free = np.flatnonzero(self._loop.jobs["protocol"] == 0)
         senders = sum(len(job.endpoints) for job in self._jobs.values()) + spec.workers
         if not len(free) or senders > MAX_SENDERS:
-            raise ConfigError(f"no room for another job: at most {MAX_JOBS} jobs and {MAX_SENDERS} workers at once")
+            raise ConfigError(f"no more jobs can start: at most {MAX_JOBS} jobs and {MAX_SENDERS} workers at once")
         for rank, address in enumerate(spec.addresses):
             if address is not None:
                 if address in spec.addresses[:rank]:

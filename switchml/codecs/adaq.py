@@ -52,7 +52,7 @@ class AdaQ(Sparsifier):
         counts = [int(k) for k in stored_counts]
         sizes = [packing.packed_bytes(k, n) if k <= n else body.size for k in counts]
         if packed.size != sum(sizes):
-            raise PayloadError(f"adaq: a payload body of {body.size} bytes says that it holds {counts} of {n} elements")
+            raise PayloadError(f"adaq: a payload body of {body.size} bytes claims {counts} of {n} elements")
         halves = zip(np.split(packed, sizes[:1]), counts, strict=True)
         positive, negative = (packing.unpack(half, k, n) for half, k in halves)
         x = scatter(positive, means[0], n)

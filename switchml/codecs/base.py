@@ -240,7 +240,7 @@ class CodecSettings:
         for key, text in options.items():
             if key not in known:
                 has = "; it has " + ", ".join(f"{f.name} ({f.metadata['help']})" for f in known.values())
-                raise ConfigError(f"{cls.name} has no setting {key!r}{has if known else ' (it has none at all)'}")
+                raise ConfigError(f"{cls.name} has no setting {key!r}{has if known else ' (it has none)'}")
             kind: type[Any] = type(known[key].default)
             try:
                 values[key] = _BOOLS[text.lower()] if kind is bool else kind(text)

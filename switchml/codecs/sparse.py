@@ -60,6 +60,6 @@ def elements(body: Bytes, n: int) -> tuple[Indices, Floats]:
     k = int(k)
     if k > n or body.size != sparse_bytes(k, n) - _COUNT_BYTES:
         size = body.size + _COUNT_BYTES
-        raise PayloadError(f"a sparse payload body of {size} bytes says that it holds {k} of {n} elements")
+        raise PayloadError(f"a sparse payload body of {size} bytes claims {k} of {n} elements")
     values_at = packing.packed_bytes(k, n)
     return packing.unpack(body[:values_at], k, n), body[values_at:].copy().view(np.float32)

@@ -57,7 +57,7 @@ class Szx(Codec):
 
     def decode(self, body: Bytes, n: int) -> Floats:
         if body.size < kernels.FIXED_BYTES or tuple(body[:4]) != (1, 1, 1, 0) or not 8 <= body[4] <= kernels.MAX_BLOCK:
-            raise PayloadError(f"szx: {body.size} bytes are no stream of its version 1.1")
+            raise PayloadError(f"szx: {body.size} bytes are not a stream of version 1.1")
         block = int(body[4])
         blocks = -(-n // block)
         constants = -1
@@ -68,7 +68,7 @@ class Szx(Codec):
             raise PayloadError(f"szx: a damaged stream: {n} elements have {blocks} blocks of {block}")
         x = np.empty(n, np.float32)
         if not kernels.decode(np.ascontiguousarray(body), block, constants, x):
-            raise PayloadError(f"szx: a damaged stream of {body.size} bytes: its blocks do not end where it does")
+            raise PayloadError(f"szx: a damaged stream of {body.size} bytes: its blocks and its size do not match")
         return x
 
 

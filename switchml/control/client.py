@@ -191,7 +191,7 @@ def status(
             return reply
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise JoinError(f"the aggregator at {target} shows nothing: {error.details()}") from error
+                raise JoinError(f"the aggregator at {target} refused the status request: {error.details()}") from error
             raise JoinError(f"no answer from an aggregator at {target}: {words_of(error)}") from error
 
 
@@ -292,7 +292,7 @@ class Session:
             if not self._token:
                 raise Unreachable(_unreachable(self._target, self._timeout_s, "no answer"))
             raise JoinError(
-                f"the aggregator at {self._target} took this rank in, but job {self._request.job!r} did not start "
+                f"the aggregator at {self._target} accepted this rank, but job {self._request.job!r} did not start "
                 f"within {self._timeout_s:g} s"
             )
         assert self._outcome is not None

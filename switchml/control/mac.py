@@ -20,7 +20,7 @@ def parse_mac(text: str) -> int:
             raise ValueError
         return int.from_bytes(bytes(int(part, 16) for part in parts), "big")
     except ValueError:
-        raise ConfigError(f"{text!r} is no MAC address: expected six bytes like 02:00:00:00:00:fe") from None
+        raise ConfigError(f"{text!r} is not a MAC address: expected six bytes like 02:00:00:00:00:fe") from None
 
 
 def mac_of(ip: str) -> int:

@@ -45,7 +45,7 @@ def _read() -> tuple[descriptor_pool.DescriptorPool, list[FileDescriptor]]:
     try:
         return pool, [pool.AddSerializedFile(_descriptor_in(root / f"{name}_pb2.py")) for name in _FILES]
     except (OSError, ValueError, SyntaxError, TypeError) as error:
-        raise ConfigError(f"P4Runtime: the package p4runtime in {root} is not what it should be: {error}") from error
+        raise ConfigError(f"P4Runtime: the package p4runtime in {root} is damaged: {error}") from error
 
 
 def _classes(*files: FileDescriptor) -> SimpleNamespace:

@@ -33,7 +33,7 @@ def agree(reports: Sequence[bytes]) -> bytes:
     ahead = rounds - rounds[0]  # modulo 256: 255, 0 or 1
     behind = (ahead == _MODULUS - 1).any(axis=0)
     if (ahead + behind > 1).any():
-        raise ConfigError("ranks report rounds that differ by more than one: they are not at one place of one job")
+        raise ConfigError("ranks report rounds that differ by more than one: they are not in the same state of a job")
     least: bytes = (rounds[0] - behind).astype(np.uint8).tobytes()
     return least
 

@@ -204,9 +204,9 @@ class Worker:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
         columns, threshold, non_zero, group = 0, 0.0, 0, 0
         if not memory and self.identity["deadline"] and blocks is None and collective is None:
-            raise ConfigError("a dense sum in a job with a deadline: expected a memory for what comes too late")
+            raise ConfigError("a dense sum in a job with a deadline: expected memory for late contributions")
         if collective is not None and is_exact(fmt):
-            raise ConfigError(f"{dtype}: exact sums go to every rank, expected an all-reduce")
+            raise ConfigError(f"{dtype}: exact sums are all-reduces; expected no other collective")
         if blocks is not None:
             if is_exact(fmt) or half:
                 raise ConfigError(f"{dtype}: dense only, expected no sparse blocks")

@@ -197,4 +197,4 @@ def test_a_key_in_the_clear_is_reported(aggregator, monkeypatch, caplog):
     address = aggregator.address
     options = {"transport": "shm", "bind_ip": "127.0.0.1", "authenticate": True}
     HostAgent.join(address, job="clear", rank=0, world_size=1, **options).leave()
-    assert "without TLS (SWITCHML_TLS_CA) the key that authenticates its packets travels to" in caplog.text
+    assert "without TLS (SWITCHML_TLS_CA) the key that authenticates its packets is sent to" in caplog.text

@@ -220,7 +220,7 @@ def test_what_is_refused(join):
     with pytest.raises(UnsupportedTensor, match="plain values"):
         agents[0].all_gather(np.array([None]))
     agents[0].takes_collectives = False
-    with pytest.raises(ConfigError, match="barrier: this aggregator only sums for all ranks"):
+    with pytest.raises(ConfigError, match="barrier: this aggregator supports only sums over all ranks"):
         agents[0].barrier()
 
 

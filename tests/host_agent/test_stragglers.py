@@ -131,11 +131,11 @@ def test_a_rank_that_is_too_far_behind(join):
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"wire": "exact"}, "does not go with wire exact"),
-    ({"sparse": "on"}, "does not go with sparse on"),
-    ({"transport": "shm"}, "does not go with transport shm"),
-    ({"hierarchy": "node"}, "does not go with hierarchy node"),
-    ({"standby": "127.0.0.1:1"}, "does not go with several aggregators, or standbys"),
+    ({"wire": "exact"}, "can't be combined with wire exact"),
+    ({"sparse": "on"}, "can't be combined with sparse on"),
+    ({"transport": "shm"}, "can't be combined with transport shm"),
+    ({"hierarchy": "node"}, "can't be combined with hierarchy node"),
+    ({"standby": "127.0.0.1:1"}, "can't be combined with several aggregators, or standbys"),
     ({"deadline_s": -1.0}, "deadline -1 s: expected above 0"),
 ])  # fmt: skip
 def test_what_does_not_go_with_a_deadline(aggregator, options, message):

@@ -170,7 +170,7 @@ def test_a_wire_without_room_is_refused(aggregator):
 def test_shared_memory_is_refused_where_packets_are_to_be_lost():
     """Nothing would be lost there. Who does not insist gets UDP."""
     with LocalAggregator(loss_rate=0.05) as lossy:
-        with pytest.raises(ConfigError, match="transport shm: the aggregator offers no shared memory .*lose packets"):
+        with pytest.raises(ConfigError, match="transport shm: the aggregator offers no shared memory .*packet loss"):
             HostAgent.join(lossy.address, job="x", rank=0, world_size=1, transport="shm", timeout_s=DEADLINE_S)
         [agent] = join_all(lossy.address, 1, job="y", transport="auto")
         with agent:

@@ -1,4 +1,4 @@
-"""What is no regular file is refused by every reader, before it is read; headers of arrays."""
+"""What is not a regular file is refused by every reader, before it is read; headers of arrays."""
 
 import io
 import os

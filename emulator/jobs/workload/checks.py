@@ -56,7 +56,7 @@ def _check_acyclic(graph: Graph) -> None:
     stuck = np.flatnonzero(_left_over(ops.dep_start, ops.deps, ops.stream, graph.streams.order, len(graph.streams)))
     if len(stuck):
         names = _some(graph.op_name(op) for op in _circle(graph, stuck))
-        raise GraphError(f"these ops wait for each other in a circle: {names}")
+        raise GraphError(f"these ops wait for each other in a cycle: {names}")
 
 
 @kernel

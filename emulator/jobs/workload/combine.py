@@ -151,7 +151,7 @@ def _same_links(all_links: Sequence[Links]) -> Links:
     for each in all_links:
         same = each.link_name == links.link_name and np.array_equal(each.link_bytes_per_s, links.link_bytes_per_s)
         if each.link_name and not same:
-            raise GraphError("jobs on one fabric must name the same links at the same rates")
+            raise GraphError("jobs on one fabric must have the same links at the same rates")
     return dataclasses.replace(
         links,
         start=_joined_runs([each.start for each in all_links]),

@@ -87,7 +87,7 @@ class Costs:
             name = graph.op_types.name[graph.transfers.op_type[transfer]]
             raise GraphError(f"{name!r} (transfer {transfer}) has no cost: fixed {self.transfer_fixed_s[transfer]} s")
         if np.any(~(self.links.link_bytes_per_s > 0)) or np.any(~(self.links.share >= 0)):
-            raise GraphError("a link has no rate, or a route loads one by less than nothing")
+            raise GraphError("a link has no rate, or a route has a negative load")
 
 
 def no_routes(count: int) -> np.ndarray:

@@ -129,16 +129,16 @@ class Job(Ranged):
         ):
             datafile.check_name(key.replace("_", "-"), getattr(self, key), known)
         if self.gpus % (self.tp * self.pp):
-            raise ConfigError(f"{self.gpus} accelerators can't be split into {self.tp} x {self.pp} (tp x pp) evenly")
+            raise ConfigError(f"{self.gpus} accelerators can't be divided evenly by tp {self.tp} x pp {self.pp}")
         self._check_experts()
         if self.dp % self.cp:
             raise ConfigError(
                 f"the {self.dp} data-parallel ranks can't be split into {self.cp} context-parallel ones evenly"
             )
         if self.cp > 1 and self.pp > 1 and self.schedule == "axonn":
-            raise ConfigError("context parallelism is not modelled on message-driven stages; take schedule 1f1b")
+            raise ConfigError("context parallelism is not modelled on message-driven stages; use schedule 1f1b")
         if self.lora and self.zero == 3:
-            raise ConfigError("zero 3 shards weights and gradients alike, LoRA trains few of them; take zero 0 to 2")
+            raise ConfigError("zero 3 shards weights and gradients alike, LoRA trains few of them; use zero 0 to 2")
         if self.lora and self.lora_targets == "all" and self.tp > 1:
             raise ConfigError(
                 "what adapters of row-parallel layers exchange is not modelled: take lora-targets qkv, or tp 1"
@@ -149,7 +149,7 @@ class Job(Ranged):
                 f"{self.recompute}"
             )
         if self.async_tp and not self.sequence_parallel:
-            raise ConfigError("async-tp cuts the exchanges of sequence parallelism: take sequence-parallel")
+            raise ConfigError("async-tp cuts the exchanges of sequence parallelism: use sequence-parallel")
         if self.batch and self.batch % (self.replicas * self.micro_batch):
             raise ConfigError(
                 f"batch {self.batch} is not divisible by {self.replicas * self.micro_batch}: "
@@ -165,9 +165,9 @@ class Job(Ranged):
                 f"this job has {self.micro_batches}"
             )
         if self.zero == 3 and self.pp > 1 and self.schedule in ("axonn", "zb-h1"):
-            raise ConfigError(f"zero 3 is not modelled with schedule {self.schedule}; take schedule 1f1b")
+            raise ConfigError(f"zero 3 is not modelled with schedule {self.schedule}; use schedule 1f1b")
         if self.fsdp != Sharding() and self.zero < 3:
-            raise ConfigError(f"fsdp's settings describe sharded weights: take zero 3, not {self.zero}")
+            raise ConfigError(f"fsdp's settings describe sharded weights: use zero 3, not {self.zero}")
         if self.fsdp.group and self.dp % self.fsdp.group:
             raise ConfigError(
                 f"the {self.dp} data-parallel ranks can't be split into groups of {self.fsdp.group} evenly"
@@ -177,7 +177,7 @@ class Job(Ranged):
         """Validate the options of experts, which have separate groups (Megatron-Core, parallel_state.py: etp x ep x
         expert-data-parallel ranks of a stage)."""
         if self.etp and self.tp % self.etp:
-            raise ConfigError(f"etp {self.etp} is no divisor of the {self.tp} tensor-parallel ranks (tp)")
+            raise ConfigError(f"etp {self.etp} is not a divisor of the {self.tp} tensor-parallel ranks (tp)")
         if self.stage_ranks % (self.ep * self.expert_tp):
             raise ConfigError(
                 f"the {self.stage_ranks} ranks of a stage (tp {self.tp} x dp {self.dp}) can't be split into "
@@ -186,7 +186,7 @@ class Job(Ranged):
         if self.ep > 1 and self.expert_tp < self.tp and not self.sequence_parallel:
             raise ConfigError(
                 f"experts on {self.expert_tp} of {self.tp} tensor-parallel ranks (etp) take tokens that these ranks "
-                "have divided among them: take sequence-parallel"
+                "have divided among them: use sequence-parallel"
             )
         if self.overlap_experts and (self.ep == 1 or self.recompute == "full"):
             raise ConfigError(
@@ -382,14 +382,14 @@ class Job(Ranged):
                     f"weights; schedule {self.schedule} needs a transformer"
                 )
             if self.counts_embedding or self.counts_loss:
-                raise ConfigError(f"{model.name} is no transformer: it has no embedding or loss to count as a layer")
+                raise ConfigError(f"{model.name} is not a transformer: it has no embedding or loss to count as a layer")
             if self.lora:
-                raise ConfigError(f"{model.name} is no transformer: LoRA's adapters are of its linear layers")
+                raise ConfigError(f"{model.name} is not a transformer: LoRA's adapters are of its linear layers")
             if self.recompute_every > 1:
-                raise ConfigError(f"{model.name} is no transformer: recompute-every chooses among equal layers")
+                raise ConfigError(f"{model.name} is not a transformer: recompute-every chooses among equal layers")
             if self.recompute in ("selective", "pointwise", "operators") or self.sequence_parallel:
                 raise ConfigError(
-                    f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
+                    f"{model.name} is not a transformer: selective recomputation and sequence parallelism need one"
                 )
             return
         pieces = self.pp * self.virtual_stages

@@ -106,7 +106,7 @@ class Transformer(Ranged):
                 f"full_every ({self.full_every}) says which layers have no sliding window; expected a window"
             )
         if self.clamped and not self.gated:
-            raise ConfigError("clamped is of a gated activation; expected gated")
+            raise ConfigError("clamped requires a gated activation")
         if bool(self.query_rank) != bool(self.kv_rank):
             raise ConfigError("latent attention has both a query_rank and a kv_rank")
         if self.experts_per_token > self.experts:
@@ -337,7 +337,7 @@ def _columns(
     try:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
-        raise ConfigError(f"{path} is no CSV file: {error}") from None
+        raise ConfigError(f"{path} is not a CSV file: {error}") from None
     needed = dict.fromkeys((label, *columns))
     if set(optional) <= set(reader.fieldnames or ()):
         columns += optional

@@ -36,7 +36,7 @@ def load(path: str) -> Any:
     with torch.device("meta"):
         module = make() if not isinstance(make, torch.nn.Module) else make
     if not isinstance(module, torch.nn.Module):
-        raise ConfigError(f"{path} gave {type(module).__name__}; expected a torch.nn.Module")
+        raise ConfigError(f"{path} returned {type(module).__name__}; expected a torch.nn.Module")
     return module
 
 
@@ -138,7 +138,7 @@ def count(
         for hook in hooks:
             hook.remove()
     if not counts:
-        raise ConfigError(f"{name} has no parameters and does nothing that can be counted")
+        raise ConfigError(f"{name} has no parameters and no operations that can be counted")
     parameters = dict.fromkeys(counts, 0.0)
     for parameter, numel in {key: count for every in parameters_of.values() for key, count in every}.items():
         # Parameters not owned by a submodule are used in a functional call: counted to the last row.

@@ -134,7 +134,7 @@ def measure(
     check_choice(transport, wire)
     backends = backends_of(sparsity, against, authenticate, wire)
     if calls.api == "torch" and set(backends) - {SWITCHML, GLOO}:
-        raise ConfigError("calls of torch are measured without blocks of zeros, tags of packets and exact sums")
+        raise ConfigError("torch calls are measured only without zero blocks, packet tags and exact sums")
     check_torch(backends, calls)
     longest = max(case.elements for case in cases)
     _check_memory(longest, workers)
@@ -170,7 +170,7 @@ def check_torch(backends: Sequence[str], calls: Calls = AGENTS) -> None:
     """Raises ConfigError if torch is to be measured but torch or its GPU is missing."""
     if calls.needs_torch(backends) and importlib.util.find_spec("torch") is None:
         otherwise = "" if calls.api == "torch" else ", or say --against none"
-        raise ConfigError(f"measuring torch's calls needs torch: pip install 'switchml[torch]'{otherwise}")
+        raise ConfigError(f"--api torch needs torch: pip install 'switchml[torch]'{otherwise}")
     if calls.device == "cuda":
         import torch
 

@@ -172,4 +172,4 @@ def measure(ops: int, *, reference_ops: int = 100_000, repeats: int = 3) -> Meas
 
 def _check(reference: Reference, makespan_s: float) -> None:
     if not math.isclose(reference.run(), makespan_s, rel_tol=1e-9):
-        raise AssertionError("the engines disagree: this is a bug, please report it")
+        raise AssertionError("the engines disagree: this is a bug; please report it")

@@ -184,7 +184,7 @@ class Session:
             self._report(AggregatorLost(reason))
 
     def _give_up(self, _: Any) -> None:
-        self._decide(JoinError("the aggregator took this rank in, but its job did not start in time"))
+        self._decide(JoinError("the aggregator accepted this rank, but its job did not start in time"))
 
     def _decide(self, error: JoinError | None) -> None:
         if not self.joined.triggered:

@@ -261,7 +261,7 @@ class MatchTable(ActionOwner):
         if entry.key in self._by_key:
             raise table_error("DUPLICATE_ENTRY", f"table {self.name} already has an entry with this key")
         if len(self.entries) >= self.size:
-            raise table_error("TABLE_FULL", f"table {self.name} has no room for more than {self.size} entries")
+            raise table_error("TABLE_FULL", f"table {self.name} is full: it has {self.size} entries")
         self.entries.add(entry)
         self._start(entry)
         self._announce(entry)

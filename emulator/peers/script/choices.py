@@ -60,7 +60,7 @@ def decompose(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _never(*arguments: Any, **options: Any) -> Any:
-    raise NotImplementedError("the device answers before its kernels are asked")
+    raise NotImplementedError("handled before dispatch to kernels")
 
 
 def _with_kernels() -> list[str]:

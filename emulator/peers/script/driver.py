@@ -89,7 +89,7 @@ def _replace_answers() -> None:
             if not works():
                 table[entry] = before
         if not works():
-            raise OSError("it asks for a driver in a way that is not known")
+            raise OSError("it requests a driver in an unknown way")
 
 
 def _choose(index: int) -> None:
@@ -108,7 +108,7 @@ def _choose(index: int) -> None:
         if _current() == index:
             return
         table[entry] = before
-    raise OSError("it asks for the current device in a way that is not known")
+    raise OSError("it requests the current device in an unknown way")
 
 
 def _current() -> int | None:

@@ -65,7 +65,7 @@ class Processes:
 
     def _start(self, rank: int) -> None:
         if len(self._processes) == MAX_RANKS:
-            raise JobError(f"more than {MAX_RANKS} ranks exchange messages: expected fewer that differ")
+            raise JobError(f"more than {MAX_RANKS} ranks exchange messages: expected fewer")
         ours, theirs = Pipe()
         request = self.folder / f"request-{rank}.json"
         own = {"rank": rank, "pipe": theirs.fileno(), "result": str(self._result(rank))}
@@ -89,7 +89,7 @@ class Processes:
         code = self._processes[rank].wait()
         if not self._result(rank).is_file():
             name = "" if len(self._processes) == 1 else f"rank {rank} of "
-            raise JobError(f"{name}{self.words[0]} {how_it_ended(code)} and left nothing to report")
+            raise JobError(f"{name}{self.words[0]} {how_it_ended(code)} without a report")
         found: dict[str, Any] = json.loads(self._result(rank).read_text())
         return found
 

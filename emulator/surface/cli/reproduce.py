@@ -38,7 +38,7 @@ def reproduce(
     from switchml.tables import show
 
     if (is_all or quick) and names:
-        raise click.UsageError("give claims, or --all or --quick")
+        raise click.UsageError("name claims, or give --all or --quick")
     chosen = claims.load_all(names)
     if not names and not is_all and not quick:
         if out or plot_file:

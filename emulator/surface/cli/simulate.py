@@ -76,13 +76,15 @@ def simulate(
     if network is not None:
         if seeds or seed is not None or plant or log or kinds:
             named = f"--{kinds[0] if kinds else 'failover'}"
-            raise click.UsageError(f"NETWORK is one run: it takes no --seeds, --seed, {named}, --plant or --log")
+            raise click.UsageError(
+                f"NETWORK is a single run: it does not support --seeds, --seed, {named}, --plant or --log"
+            )
         _play_network(network, time_budget_s, plot_file, as_json)
         return
     if plot_file is not None:
         raise click.UsageError("--plot draws the run of a NETWORK: name its file")
     if len(kinds) > 1:
-        raise click.UsageError(f"--{' and --'.join(kinds)}: seeds are of one kind, expected one of these")
+        raise click.UsageError(f"--{' and --'.join(kinds)}: they are exclusive; expected one of them")
     kind = kinds[0] if kinds else ""
     if plant is not None:
         _with_bug(plant, seeds or 200, first, stop_after, processes, kind, as_json)

@@ -107,7 +107,7 @@ def switch(ctx: click.Context, rest: tuple[str, ...], **options) -> None:
         return
     program, unknown = split(rest)
     if program is None and not options["no_p4"]:
-        raise click.UsageError("which program? Give a BMv2 JSON file, or --no-p4")
+        raise click.UsageError("no program: give a BMv2 JSON file, or --no-p4")
     if unknown:
         click.echo(f"switchml: warning: ignored: {' '.join(unknown)}", err=True)
     settings = process.SwitchSettings(program=None if options["no_p4"] else program, **options)

@@ -247,11 +247,11 @@ def train(
         codecs.parse_error_feedback(memory or "none")
     is_software = aggregator == "software"
     if transport != "auto" and (transport == "frames") == is_software:
-        raise click.UsageError(f"--transport {transport}: {aggregator} is not reached that way; use auto")
+        raise click.UsageError(f"--transport {transport}: {aggregator} does not support it; use auto")
     if not is_software and workers > MAX_ON_A_SWITCH:
-        raise click.UsageError(f"--ranks {workers}: a P4 switch takes {MAX_ON_A_SWITCH}; use --aggregator software")
+        raise click.UsageError(f"--ranks {workers}: a P4 switch supports {MAX_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):
-        raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
+        raise click.UsageError("--transport shm: shared memory can't lose or reorder packets; use udp or auto")
     if authenticate and not is_software:
         raise click.UsageError("--authenticate: a P4 switch can't compute packets' tags; use --aggregator software")
     if deadline_s is not None:
@@ -289,7 +289,9 @@ def train(
         **options,
     )
     if standby and settings.hierarchy == "node":
-        raise click.UsageError("--standby does not go with --hierarchy node, whose ranks stay with their aggregator")
+        raise click.UsageError(
+            "--standby can't be combined with --hierarchy node, whose ranks stay with their aggregator"
+        )
     with progress(steps) as show:
         comparison = runner.compare(settings, aggregator_options, show, aggregator, standby)
     if plot_file is not None:
@@ -306,7 +308,9 @@ def _split(workers: int, parallel: str, stages: int) -> str:
     if stages == 1:
         return f"--parallel {parallel}"
     if parallel != "ddp":
-        raise click.UsageError(f"--pipeline {stages} does not go with --parallel {parallel}; expected one of the two")
+        raise click.UsageError(
+            f"--pipeline {stages} can't be combined with --parallel {parallel}; expected one of the two"
+        )
     if workers % stages:
         raise click.UsageError(f"--pipeline {stages}: {workers} ranks cannot be split into {stages} stages evenly")
     return f"--pipeline {stages}"
@@ -321,26 +325,28 @@ def _for_split_models(
         aggregator = "software"
     for given, name in ((settings_file, "--settings"), (codec, "--codec")):
         if given is not None:
-            raise click.UsageError(f"{split} does not go with {name}, which is for DDP's gradients")
+            raise click.UsageError(f"{split} can't be combined with {name}, which is for DDP's gradients")
     return aggregator
 
 
 def _check_deadline(given: dict[str, bool]) -> None:
     """Raises UsageError for options that conflict with --deadline."""
     for name in (name for name, is_given in given.items() if is_given):
-        raise click.UsageError(f"--deadline does not go with {name}")
+        raise click.UsageError(f"--deadline can't be combined with {name}")
 
 
 def _check_states(options: dict[str, Any], settings_file: Path | None, codec: str | None) -> None:
     """Raises UsageError for options that conflict with --offload or --prune."""
     prune = f"--prune {options['prune']:g}"
     if options["prune"] and options["offload"]:
-        raise click.UsageError(f"{prune} does not go with --offload; expected one of the two")
+        raise click.UsageError(f"{prune} can't be combined with --offload; expected one of the two")
     if options["prune"] and (options["parallel"] == "fsdp" or options["pipeline"] > 1):
         split = f"--pipeline {options['pipeline']}" if options["pipeline"] > 1 else "--parallel fsdp"
-        raise click.UsageError(f"{prune} does not go with {split}; expected ranks that have the whole model")
+        raise click.UsageError(f"{prune} can't be combined with {split}; expected ranks that have the whole model")
     if options["prune"] and (settings_file is not None or codec is not None):
-        raise click.UsageError(f"{prune} does not go with --settings and --codec, whose hooks take the same gradients")
+        raise click.UsageError(
+            f"{prune} can't be combined with --settings and --codec, whose hooks take the same gradients"
+        )
 
 
 _OF_BOTH = ("steps", "batch_size", "momentum", "seed")
@@ -353,5 +359,5 @@ def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
     for parameter in given_parameters(ctx):
         if parameter.name in both or (parameter.name in emulated.NAMES) == (world_size is not None):
             continue
-        goes = "needs" if parameter.name in emulated.NAMES else "does not go with"
+        goes = "needs" if parameter.name in emulated.NAMES else "can't be combined with"
         raise click.UsageError(f"{parameter.opts[0]} {goes} --emulated-ranks")

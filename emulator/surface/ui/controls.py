@@ -132,7 +132,7 @@ def axes(texts: Mapping[str, Any]) -> list[Axis]:
     if not found:
         raise ConfigError("nothing to sweep: give values, such as 8:64:2x or 8,16,32")
     if len(points(found)) > MAX_POINTS:
-        raise ConfigError(f"a sweep of more than {MAX_POINTS} jobs: let the command below run it")
+        raise ConfigError(f"a sweep of more than {MAX_POINTS} jobs: use the command below")
     return found
 
 

@@ -61,7 +61,7 @@ def sweep(request: Mapping[str, Any]) -> dict[str, Any]:
     def point(chosen: dict[str, Any]) -> dict[str, Any]:
         left_s = ends_s - time.monotonic()
         if left_s <= 0:
-            raise ConfigError(f"left out: this page gives a sweep {SECONDS:g} s; the command below takes its time")
+            raise ConfigError(f"left out: this page limits a sweep to {SECONDS:g} s; use the command below")
         return without_notes(_result(chosen, left_s).to_json())
 
     rows = run_sweep(point, axes, base=options, processes=1, show_progress=False)

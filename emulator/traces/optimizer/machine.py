@@ -94,7 +94,7 @@ class Machine:
     def codec(self, spec: str) -> CodecCost:
         """Return the cost of a codec. Raises ConfigError for one without a measurement."""
         if spec not in self.codecs:
-            raise ConfigError(f"nothing says what codec {spec!r} takes; known: {', '.join(self.codecs) or 'none'}")
+            raise ConfigError(f"no costs of codec {spec!r}; known: {', '.join(self.codecs) or 'none'}")
         return self.codecs[spec]
 
     def compressed(self, allreduce: str, spec: str) -> TransferCost:

@@ -52,7 +52,9 @@ class Setting:
             raise ConfigError(f"bucket caps {list(self.buckets)}: expected bytes above 0")
         for name, known in (("allreduce", ALLREDUCES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; there are {', '.join(filter(None, known))}")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; expected one of {', '.join(filter(None, known))}"
+                )
         if self.accumulate < 1 or not self.batch > 0:
             raise ConfigError(
                 f"{self.accumulate} micro-batches of {self.batch:g} times the batch: expected at least 1, above 0"

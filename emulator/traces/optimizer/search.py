@@ -67,7 +67,7 @@ class Allowed:
     def __post_init__(self) -> None:
         named(self.passes)
         if not self.passes:
-            raise ConfigError("no pass is allowed, so there is nothing to search")
+            raise ConfigError("no pass is allowed: nothing to search")
         if "codec" in self.passes and not self.codecs:
             raise ConfigError("compression is allowed, but no codec")
 

@@ -351,5 +351,5 @@ def _details(about: dict[str, Any]) -> dict[str, str]:
         details["transport"] = ", ".join(sorted({agent["transport"] for agent in about["agents"]}))
     lost = sum(agent["packets_lost"] for agent in about["agents"])
     if lost:
-        details["packets lost"] = f"{lost:,} of them had no room in the notes"
+        details["packets lost"] = f"{lost:,} of them did not fit the log"
     return details

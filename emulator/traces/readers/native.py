@@ -71,7 +71,7 @@ def read_head(text: bytes | str, path: Path) -> Head:
         # msgspec's own JSON rejects unpaired surrogates, which may occur in names.
         head = msgspec.convert(json.loads(text), Head, str_keys=True)
     except ValueError as error:
-        raise TraceError(f"{path} is no trace of ours, or a broken one: {error}") from None
+        raise TraceError(f"{path} is not a trace of ours, or a broken one: {error}") from None
     except RecursionError:
         raise TraceError(f"{path} is nested too deeply") from None
     if head.switchml_trace != VERSION:
@@ -100,7 +100,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     """Read a file written by `write`. `rank` must be the trace's own, if given; damaged files can't be salvaged."""
     arrays = read_arrays(path, TraceError)
     if missing := {"head", "causes", "steps"} - set(arrays):
-        raise TraceError(f"{path} is no trace of ours, or a broken one: it lacks {', '.join(sorted(missing))}")
+        raise TraceError(f"{path} is not a trace of ours, or a broken one: it lacks {', '.join(sorted(missing))}")
     head = read_head(arrays["head"].tobytes(), path)
     if rank is not None and rank != head.rank:
         raise TraceError(f"{path} is of rank {head.rank}, not {rank}")

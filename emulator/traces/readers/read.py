@@ -88,7 +88,7 @@ def read_workload(path: Path | str, gpus: int | None = None) -> Workload:
     if all(kind == EXECUTION_TRACE for _, kind in present):
         raise _lone(present[0][0])
     if not execution_traces:
-        raise TraceError(f"{path} says what a job did, not what there is to do: `switchml trace replay` replays it")
+        raise TraceError(f"{path} is a trace of a job, not a workload: `switchml trace replay` replays it")
     if gpus is not None:
         raise TraceError(f"--gpus is for SimAI's workload, but {path} has Chakra's, with a file for each rank")
     with reading(path, TraceError):

@@ -20,7 +20,7 @@ OP_DEFAULTS = {"kind": Kind.COMPUTE, "collective": 0, "flops": 0.0, "bytes": 0.0
 def positive(value: float | None, what: str) -> float:
     """Return `value`; ConfigError if it is not above 0."""
     if value is None or not 0 < value < float("inf"):
-        raise ConfigError(f"{what}: {value} makes no sense; expected a number above 0")
+        raise ConfigError(f"{what}: {value} is invalid; expected a number above 0")
     return float(value)
 
 

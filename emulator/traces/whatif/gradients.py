@@ -71,7 +71,9 @@ def _whole_buckets(joined: Joined) -> Gradients:
     for member in np.flatnonzero(np.isin(graph.ops.transfer, everyone)).tolist():
         before = graph.ops.before(member)
         if len(before) == 0:
-            raise GraphError(f"{graph.op_name(int(member))} has no producer, so nothing says when a bucket is ready")
+            raise GraphError(
+                f"{graph.op_name(int(member))} has no producer, so the time at which a bucket is ready is unknown"
+            )
         op[rank[member], column[int(graph.ops.transfer[member])]] = before.max()
     transfers = np.array(everyone, np.int64)
     return Gradients(op, size[transfers], transfers, np.arange(len(graph.ranks)))

@@ -59,7 +59,7 @@ def ranks(joined: Joined, count: int) -> Joined:
     sizes = joined.graph.groups.size.copy()
     whole = sizes == traced
     if not whole.any():
-        raise ConfigError(f"no group of the trace has all {traced} ranks: nothing says what more of them would do")
+        raise ConfigError(f"no group of the trace has all {traced} ranks: larger groups can't be predicted")
     sizes[whole] = count
     changed = on(joined, network_of(joined), sizes)
     weight = changed.graph.ranks.weight * (count / traced)

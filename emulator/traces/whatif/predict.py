@@ -59,7 +59,7 @@ def traced(iterations: Sequence[Joined]) -> Played:
         for name in ("start_s", "end_s")
     )
     if np.isnan(start_s).any():
-        raise TraceError("these iterations were changed: what they took was never traced")
+        raise TraceError("these iterations were changed: their durations were not traced")
     return _per_iteration(as_replayed(graph, costs, start_s, end_s), len(iterations))
 
 

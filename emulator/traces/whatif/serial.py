@@ -24,7 +24,7 @@ def one_at_a_time(joined: Joined) -> Joined:
     if all(len(own) <= 1 for own in streams):
         return joined
     if np.isnan(joined.start_s[member]).any():
-        raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
+        raise GraphError("all-reduces on several streams that were never traced: their overlap is unknown")
     order = transfers[np.argsort(arrivals_s(joined)[transfers], kind="stable")]
     began_s, elapsed_s = arrivals_s(joined)[order], transfer_s(joined.costs)[order]
     sizes = graph.op_types.bytes[graph.transfers.op_type[order]]

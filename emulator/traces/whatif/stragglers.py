@@ -28,7 +28,7 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
     joined = one_at_a_time(joined)
     graph = joined.graph
     if len(graph.ranks) < 2:
-        raise ConfigError("a single rank has no others to be as fast as")
+        raise ConfigError("a single rank has no others to compare with")
     seconds = durations(joined)
     name = graph.op_types.by_name()[1][graph.ops.op_type]
     alone = np.flatnonzero(graph.ops.transfer == NO_TRANSFER)

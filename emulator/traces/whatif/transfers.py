@@ -93,7 +93,7 @@ def _stretches(joined: Joined, transfers: np.ndarray | None) -> tuple[np.ndarray
     elapsed_s = transfer_s(joined.costs)[transfers]
     seen = (size > 0) & (elapsed_s > 0)
     if not seen.any():
-        raise GraphError("the trace has no all-reduce with a size and a duration: nothing says what one would cost")
+        raise GraphError("the trace has no all-reduce with a size and a duration: the cost of one is unknown")
     transfers, size, elapsed_s = transfers[seen], size[seen], elapsed_s[seen]
     began_s = arrivals_s(joined)[transfers]
     if np.isnan(began_s).any():

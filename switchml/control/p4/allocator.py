@@ -37,7 +37,7 @@ class PlaceAllocator:
             )
         if worker is None or group is None:
             raise ConfigError(
-                f"job {spec.job_id}: the switch has no room for {spec.workers} more workers, of {len(WORKER_NUMBERS)}"
+                f"job {spec.job_id}: the switch can't serve {spec.workers} more workers, of {len(WORKER_NUMBERS)}"
             )
         self._used[spec.job_id] = range(row, row + rows(spec)), range(worker, worker + spec.workers), group
         self._generation = (self._generation + 1) % GENERATIONS or 1

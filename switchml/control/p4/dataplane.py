@@ -211,7 +211,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         if self._silent_since is not None:
             raise ConfigError(f"the switch at {self.where} does not answer")
         if spec.workers > tables.MAX_WORKERS:
-            raise ConfigError(f"{spec.workers} workers: a P4 switch takes {tables.MAX_WORKERS} a job")
+            raise ConfigError(f"{spec.workers} workers: a P4 switch supports {tables.MAX_WORKERS} per job")
         if spec.payload_bytes not in self._driver.payloads:
             raise ConfigError(
                 f"payload of {spec.payload_bytes} bytes: the switch's program takes "
@@ -287,7 +287,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             job.links[rank] = Link(self._links[port], mac, self.mac)
             return Host(port, mac)
         if not self._udp_bind:
-            raise ConfigError(f"no port of the switch is free for rank {rank}: all {len(self._links)} are lent")
+            raise ConfigError(f"no port of the switch is free for rank {rank}: all {len(self._links)} are in use")
         used = {port.number for port in self._ports} | {n for other in self._jobs.values() for n in other.own_ports}
         port = next((n for n in range(MAX_PORT + 1) if n not in used and n not in job.own_ports), -1)
         if port < 0:

@@ -162,7 +162,7 @@ def job_changes(spec: JobSpec, place: RegisterPlace, hosts: Sequence[Host | None
     """Changes for a job. `hosts[rank]` is None for a rank of protocol 1 whose address is not known yet; once it is,
     `rank_entries` gives the missing entries, and the group is replaced."""
     if spec.workers > MAX_WORKERS:
-        raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
+        raise ConfigError(f"{spec.workers} workers: a P4 switch supports {MAX_WORKERS} per job")
     known = [(rank, host) for rank, host in enumerate(hosts) if spec.addresses[rank] and host is not None]
     first, last = place.worker, place.worker + spec.workers
     copies = tuple((first + rank, port) for rank, host in known for port in (host.port, *host.others))
@@ -212,11 +212,11 @@ def tree_changes(
     all_ranks = sum(bits) + sum(1 << rank for rank in hosts)
     heads = len(hosts) + sum(len(ranks) for _, ranks in below)
     if spec.protocol != 2:
-        raise ConfigError("a tree of switches takes jobs of protocol 2; protocol 1 has one switch")
+        raise ConfigError("a tree of switches supports only protocol 2; protocol 1 has one switch")
     if spec.has_deadline:
-        raise ConfigError("a tree of switches sums what all ranks send, and takes no job with a deadline")
+        raise ConfigError("a tree of switches sums over all ranks, and does not support jobs with a deadline")
     if spec.workers > MAX_WORKERS:
-        raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
+        raise ConfigError(f"{spec.workers} workers: a P4 switch supports {MAX_WORKERS} per job")
     if all_ranks.bit_count() != heads or all_ranks >> spec.workers or not all_ranks:
         raise ConfigError(f"ranks at a switch of a tree: expected each of 0 to {spec.workers - 1} at most once")
     down, up = place.group, place.group + 1

@@ -125,7 +125,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """Raises ConfigError: `start_job` refuses ranks of protocol 1, for which this is meant."""
-        raise ConfigError("a tree of switches takes jobs of protocol 2")
+        raise ConfigError("a tree of switches supports only protocol 2")
 
     # Dataplane: paths to it
 

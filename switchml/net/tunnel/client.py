@@ -101,7 +101,7 @@ class TunnelClient:
             if answer[:2] == plain(WELCOME) and len(answer) == WELCOME_BODY.size:
                 _, _, port, ip, buffer_bytes = WELCOME_BODY.unpack(answer)
                 return (socket.inet_ntoa(ip), port), buffer_bytes
-        raise JoinError(f"tunnel {self.url} did not answer within {timeout_s:g} s: does the network let TCP through?")
+        raise JoinError(f"tunnel {self.url} did not answer within {timeout_s:g} s: does the network pass TCP?")
 
     # Everything below runs in the thread.
 

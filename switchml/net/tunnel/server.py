@@ -186,7 +186,7 @@ class TunnelServer:
                     peer.relay.turn_to(_reachable(self._address_for(peer.relay.address)))
                 peer.is_settled = True
                 if not peer.relay.deliver(frames[0]):
-                    log.warning("a client of the tunnel sent %d bytes that are no packets", len(frames[0]))
+                    log.warning("a client of the tunnel sent %d bytes that are not packets", len(frames[0]))
             elif head[:1] == bytes((HELLO,)):
                 self._greet(name, head, _host_of(frames[0]))
             elif head == plain(GOODBYE) and peer is not None:
@@ -249,7 +249,7 @@ class TunnelServer:
             gone_s = 0.0 if peer.disconnected_at is None else now - peer.disconnected_at
             unjoined_s = 0.0 if peer.unjoined_since is None else now - peer.unjoined_since
             if gone_s >= self._grace_s or unjoined_s >= self._join_s or (gone_s and unjoined_s):
-                log.info("forgot a client of the tunnel: %s", "it is gone" if gone_s else "it is in no job")
+                log.info("removed a client of the tunnel: %s", "it is gone" if gone_s else "it is in no job")
                 self._forget(peer)
 
     def _forget(self, peer: _Peer) -> None:

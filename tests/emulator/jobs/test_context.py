@@ -83,7 +83,7 @@ def test_exchanges_behind_products():
 @pytest.mark.parametrize(("fields", "message"), [
     ({"gpus": 8, "cp": 3}, "can't be split into 3 context-parallel"),
     ({"gpus": 8, "pp": 2, "cp": 2, "schedule": "axonn", "batch": 8}, "message-driven"),
-    ({"gpus": 8, "tp": 8, "async_tp": True}, "take sequence-parallel"),
+    ({"gpus": 8, "tp": 8, "async_tp": True}, "use sequence-parallel"),
     ({"gpus": 2, "cp": 2, "cp_exchange": "pigeon"}, "unknown cp-exchange|unknown cp_exchange"),
 ])  # fmt: skip
 def test_what_makes_no_sense(fields, message):

@@ -44,7 +44,7 @@ def test_expert_groups_are_folded_over_tensor_and_data_parallel_ranks():
 
 @pytest.mark.parametrize(("wrong", "message"), [
     ({"ep": 64}, r"16 ranks of a stage \(tp 1 x dp 16\) can't be split into 64"),
-    ({"ep": 16, "tp": 2}, "take sequence-parallel"), ({"ep": 2, "tp": 4, "etp": 3}, "etp 3 is no divisor of the 4"),
+    ({"ep": 16, "tp": 2}, "use sequence-parallel"), ({"ep": 2, "tp": 4, "etp": 3}, "etp 3 is not a divisor of the 4"),
     ({"dispatcher": "pigeons"}, "pigeons"), ({"overlap_experts": True}, "take ep of at least 2"),
     ({"overlap_experts": True, "ep": 2, "recompute": "full"}, "no full recompute"),
     ({"overlap_experts": True, "ep": 2, "pp": 2}, "virtual-stages of at least 2"),

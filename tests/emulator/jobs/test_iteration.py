@@ -207,7 +207,7 @@ def test_fused_operators_start_once():
             step.compute_s for step in fused.stages[0].steps
         )
         assert saved_s == pytest.approx(3 * fewer * DGX.software.kernel_s)
-    with pytest.raises(ConfigError, match="fuse needs a table of layers"):
+    with pytest.raises(ConfigError, match="fuse needs a layer table"):
         plan(GPT, Job(gpus=16, batch=16, fuse=True), DGX)
 
 
@@ -220,7 +220,7 @@ def test_sparse_models_gain_from_leaving_zero_blocks_out():
 
 
 @pytest.mark.parametrize(("model", "settings", "message"), [
-    (GPT, dict(gpus=8, tp=3), "can't be split into 3 x 1"),
+    (GPT, dict(gpus=8, tp=3), "can't be divided evenly by tp 3 x pp 1"),
     (GPT, dict(gpus=16, pp=16), "12 layers can't be split into 16 stages"),
     (GPT, dict(gpus=5, pp=5, batch=5, schedule="interleaved", virtual_stages=3), "into 15 pieces"),
     (GPT, dict(gpus=32, tp=32), "16 heads .16 of keys. can't be split over tp 32"),
@@ -236,5 +236,5 @@ def test_what_can_not_be_is_refused(model, settings, message):
 
 
 def test_shards_of_gradients_are_dense():
-    with pytest.raises(ConfigError, match="take zero 0 with sparse"):
+    with pytest.raises(ConfigError, match="use zero 0 with sparse"):
         plan(GPT, Job(gpus=2, zero=1, allreduce="switchml"), DGX, Streaming(sparse=True))

@@ -78,9 +78,9 @@ def test_published_rows():
 
 
 @pytest.mark.parametrize(("model", "changes", "message"), [
-    ("llama3-8b", {"zero": 3}, "take zero 0 to 2"),
+    ("llama3-8b", {"zero": 3}, "use zero 0 to 2"),
     ("llama3-8b", {"tp": 2, "lora_targets": "all"}, "take lora-targets qkv, or tp 1"),
-    ("mixtral-8x7b", {}, "adapters .lora. are not modelled"), ("vgg16", {}, "is no transformer"),
+    ("mixtral-8x7b", {}, "adapters .lora. are not modelled"), ("vgg16", {}, "is not a transformer"),
 ])  # fmt: skip
 def test_what_is_not_modelled_is_refused(model, changes, message):
     with pytest.raises(ConfigError, match=message):

@@ -53,5 +53,5 @@ def test_they_take_their_memory_traffic_again(name):
 
 
 def test_tables_of_layers_have_none():
-    with pytest.raises(ConfigError, match="is no transformer"):
+    with pytest.raises(ConfigError, match="is not a transformer"):
         Job(recompute="pointwise").fit(models.load("vgg16"))

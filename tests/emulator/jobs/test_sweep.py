@@ -86,7 +86,7 @@ def test_dask_cluster():
 
 
 def test_engine_that_is_none():
-    with pytest.raises(ConfigError, match="'ray' is no Dask scheduler; expected tcp://HOST:PORT"):
+    with pytest.raises(ConfigError, match="'ray' is not a Dask scheduler; expected tcp://HOST:PORT"):
         sweep(double, AXES, engine="ray")
 
 

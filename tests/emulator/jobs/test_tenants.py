@@ -152,7 +152,7 @@ def test_what_can_not_be_asked(tmp_path):
     for arguments, message in (
         ((str(one), "--share", "all"), "several job files"),
         ((str(one), str(other), "--sweep", "gpus=8,16"), "for one job"),
-        ((str(one), str(other)), "must name the same cluster"),
+        ((str(one), str(other)), "must have the same cluster"),
     ):
         found = run(*arguments)
         assert found.exit_code != 0 and message in found.output + found.stderr

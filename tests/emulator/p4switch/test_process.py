@@ -75,7 +75,7 @@ def test_versions():
 
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize(("args", "code", "message"), [
-    ([], 2, "which program"), (["nonsense.json"], 1, "can't read the program nonsense.json"),
+    ([], 2, "no program"), (["nonsense.json"], 1, "can't read the program nonsense.json"),
     (["-i", "veth0", "l3.json"], 1, "not a port"), (["--pcap=nonsense", "l3.json"], 1, "no directory"),
     (["--log-console", "--log-file", "x", "l3.json"], 1, "can't be combined"),
     (["--log-file", "nonsense/x", "l3.json"], 1, "--log-file nonsense/x.txt: No such file or directory"),

@@ -68,7 +68,7 @@ def test_a_table_of_ones_own_counts_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "what"), [
-    ('[a]\nkernels = "("', "kernels is no regular expression"),
+    ('[a]\nkernels = "("', "kernels is not a regular expression"),
     ('[a]\nkernels = "x"\ncollective = "shuffle"', "unknown 'shuffle', expected all_reduce"), ("[a]", "lacks kernels"),
 ])  # fmt: skip
 def test_a_wrong_table_is_refused(text, what, tmp_path, monkeypatch):

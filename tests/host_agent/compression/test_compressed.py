@@ -233,7 +233,7 @@ def test_a_tree_of_switches_says_that_it_takes_no_sparse_sums(monkeypatch):
 
     monkeypatch.setattr(SoftwareDataplane, "dense_only", True)
     with LocalAggregator() as running:
-        with pytest.raises(ConfigError, match="adds dense tensors only"):
+        with pytest.raises(ConfigError, match="sums dense tensors only"):
             HostAgent.join(running.address, job="told", rank=0, world_size=1, sparse="on")
         agent = HostAgent.join(running.address, job="auto", rank=0, world_size=1, sparse="auto")
         assert not agent.takes_sparse
@@ -314,7 +314,7 @@ def test_a_state_of_other_settings_is_refused(other):
     codec, memory, seed = other
     saved = Compressor(Alone(), codec, memory, seed=seed).state_dict()
     mine = Compressor(Alone(), "topk")
-    with pytest.raises(ConfigError, match="state_dict: (codec|memory|seed) is .*; expected .*, which this has"):
+    with pytest.raises(ConfigError, match="state_dict: (codec|memory|seed) is .*; expected .*, as in this object"):
         mine.load_state_dict(saved)
 
 

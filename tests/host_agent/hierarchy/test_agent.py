@@ -277,4 +277,4 @@ def test_a_leader_that_is_refused_says_so_to_its_host(aggregator):
             aggregator.address, job="refused", rank=rank, world_size=2, hierarchy="node", transport="raw"
         ),
     )
-    assert all(isinstance(each, ConfigError) and "leads to a P4 switch" in str(each) for each in outcomes), outcomes
+    assert all(isinstance(each, ConfigError) and "requires a P4 switch" in str(each) for each in outcomes), outcomes

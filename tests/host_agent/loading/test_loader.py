@@ -118,7 +118,7 @@ def test_a_state_of_something_else_is_refused():
     state = loader_of(Numbers(22)).state_dict()
     with pytest.raises(ConfigError, match="other batches"):
         loader_of(Numbers(22), seed=6).load_state_dict(state)
-    with pytest.raises(ConfigError, match="no state of this loader"):
+    with pytest.raises(ConfigError, match="not a state of this loader"):
         loader_of(Numbers(22)).load_state_dict({"version": 1, "step": 99})
 
 

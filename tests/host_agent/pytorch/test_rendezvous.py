@@ -57,9 +57,9 @@ def test_a_round_finds_nothing_of_the_rounds_before_it():
     def arrive(rank, size, timeout_s=30.0):
         found.append((rank, own_part(store, rank, size, timedelta(seconds=timeout_s))))
 
-    with pytest.raises(JoinError, match="ranks 1-2 did not come within 0.01 s"):
+    with pytest.raises(JoinError, match="ranks 1-2 did not join within 0.01 s"):
         arrive(0, 3, timeout_s=0.01)
-    with pytest.raises(JoinError, match="no meeting in torch's store"):  # rank 2 came, rank 0 had died
+    with pytest.raises(JoinError, match="no rendezvous in torch's store"):  # rank 2 came, rank 0 had died
         arrive(2, 3, timeout_s=0.01)
     for size in (3, 3, 2):
         found.clear()
@@ -104,6 +104,6 @@ def test_one_rank_says_what_is_wrong_in_one_line(monkeypatch, capsys):
 
 def test_rank_0_says_who_has_not_come(monkeypatch, caplog):
     monkeypatch.setattr(store, "NOTICE_S", 0.1)
-    with pytest.raises(JoinError, match="ranks 1-2 did not come within 0.5 s"):
+    with pytest.raises(JoinError, match="ranks 1-2 did not join within 0.5 s"):
         own_part(HashStore(), 0, 3, timedelta(seconds=0.5))
     assert "rank 0 has waited 0 s for ranks 1-2 to join the process group" in caplog.messages

@@ -80,7 +80,7 @@ def exchange(job: Workers, number: int) -> list[np.ndarray]:
 def test_room_for_so_many_jobs_and_no_more(dataplane):
     for number in range(MAX_JOBS):
         dataplane.start_job(JobSpec(number, 2, 1, 1, 256, ((address_of(1, number), 5000),)))
-    with pytest.raises(ConfigError, match=f"no room for another job: at most {MAX_JOBS} jobs"):
+    with pytest.raises(ConfigError, match=f"no more jobs can start: at most {MAX_JOBS} jobs"):
         dataplane.start_job(JobSpec(MAX_JOBS, 2, 1, 1, 256, (("127.9.9.9", 1),)))
     dataplane.stop_job(17)
     dataplane.start_job(JobSpec(MAX_JOBS, 2, 1, 1, 256, (("127.9.9.9", 1),)))

@@ -62,7 +62,7 @@ def test_settings():
 @pytest.mark.parametrize(("text", "error"), [
     ("topkk", "unknown codec 'topkk': expected one of adaq, bf16"), ("", "unknown codec ''"),
     ("topk:rato=1", "topk has no setting 'rato'; it has ratio (share"),
-    ("fp16:ratio=1", "fp16 has no setting 'ratio' (it has none at all)"),
+    ("fp16:ratio=1", "fp16 has no setting 'ratio' (it has none)"),
     ("topk:ratio=2", "topk: ratio=2.0: expected above 0 and at most 1"), ("topk:ratio=0", "expected above 0"),
     ("topk:ratio=nan", "topk: ratio=nan: expected"), ("topk:ratio=much", "topk: ratio=much: expected a number"),
     ("qsgd:levels=1.5", "qsgd: levels=1.5: expected a whole number"),

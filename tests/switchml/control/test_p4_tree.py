@@ -136,7 +136,7 @@ def test_what_is_refused(plane, switches):
     unknown = JobSpec(1, 2, 1, 8, 256, (("10.0.0.9", 1),), 77, 0, macs=(9,))
     with pytest.raises(ConfigError, match="rank 0 .*at no port that the tree's file names"):
         plane.start_job(unknown)
-    with pytest.raises(ConfigError, match="takes no job with a deadline"):
+    with pytest.raises(ConfigError, match="does not support jobs with a deadline"):
         plane.start_job(replace(spec(), has_deadline=True))
     plane.start_job(spec())
     with pytest.raises(ConfigError, match="tag of another job"):

@@ -48,7 +48,9 @@ class Dataset:
                 f"{MAX_ACCESSES:,}); group samples into larger ones, or take fewer epochs"
             )
         if self.buffer_samples < 0 or not self.sample_bytes > 0:
-            raise ConfigError(f"buffers of {self.buffer_samples} samples of {self.sample_bytes} bytes make no sense")
+            raise ConfigError(
+                f"{self.buffer_samples} buffered samples of {self.sample_bytes} bytes: expected at least 0 and above 0"
+            )
 
     @property
     def steps(self) -> int:
@@ -88,7 +90,7 @@ class Storage:
     def __post_init__(self) -> None:
         rates = (self.bytes_per_s, self.client_bytes_per_s, self.peer_bytes_per_s)
         if not all(rate > 0 for rate in rates) or min(self.seek_s, self.read_cpu_s) < 0 or self.reads_at_once < 1:
-            raise ConfigError("a storage needs rates above 0, times of at least 0 and a read at once")
+            raise ConfigError("a storage needs rates above 0, times of at least 0 and at least 1 concurrent read")
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ LOADERS: dict[str, Callable[[Dataset, Storage], Loads]] = dict(pytorch=pytorch, 
 def loads(loader: str, dataset: Dataset, storage: Storage) -> Loads:
     """Simulate `loader` on `dataset`."""
     if loader not in LOADERS:
-        raise ConfigError(f"unknown loader {loader!r}; there are {', '.join(LOADERS)}")
+        raise ConfigError(f"unknown loader {loader!r}; expected one of {', '.join(LOADERS)}")
     return LOADERS[loader](dataset, storage)
 
 

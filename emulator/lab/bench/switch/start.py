@@ -89,4 +89,4 @@ def _first_frame(sockets: list[socket.socket], port: int, frame: bytes, process:
             sender.send(frame)
         elif has_come:
             return time.perf_counter()
-    raise ConfigError(f"nothing came out of the switch in {TIMEOUT_S:.0f} s")
+    raise ConfigError(f"the switch sent no packets in {TIMEOUT_S:.0f} s")

@@ -159,7 +159,7 @@ def _offer(names: list[str], frames: list[bytes], seconds: float) -> float:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _left(names):  # the switch forwards once its kernels are loaded
             if time.monotonic() > deadline:
-                raise ConfigError("nothing came out of the switch")
+                raise ConfigError("the switch sent no packets")
             packet_io.send_frames(io, sock.fileno(), addresses[:BATCH], lengths[:BATCH], packet_io.APART)
             time.sleep(0.1)
         for warm_up in (True, False):

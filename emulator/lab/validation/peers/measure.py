@@ -63,7 +63,7 @@ class PeersPlan:
 
     def __post_init__(self) -> None:
         if min(self.workers) < 2:
-            raise ConfigError("1 rank has no peers: expected 2 or more")
+            raise ConfigError("1 rank: expected 2 or more")
         if self.steps < 3:
             raise ConfigError(f"{self.steps} steps: expected 3 or more, of which the median counts")
 

@@ -79,9 +79,9 @@ class RealPlan:
 
     def __post_init__(self) -> None:
         if len(set(self.rates_bps)) != len(self.rates_bps) or len(set(self.workers)) != len(self.workers):
-            raise ConfigError("a rate or a number of ranks is named twice")
+            raise ConfigError("a rate or a number of ranks is given twice")
         if min(self.workers) < 2:
-            raise ConfigError("1 rank has nobody to all-reduce with: expected 2 or more")
+            raise ConfigError("1 rank can't all-reduce: expected 2 or more")
         if self.steps < 3:
             raise ConfigError(f"{self.steps} steps: expected 3 or more, of which the median counts")
 

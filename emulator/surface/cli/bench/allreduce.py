@@ -124,27 +124,27 @@ def allreduce(
     from switchml.terminal import progress
 
     if sizes and (size or buckets):
-        raise click.UsageError("--sizes goes with neither --size nor --buckets")
+        raise click.UsageError("--sizes can't be combined with --size or --buckets")
     if density and buckets:
-        raise click.UsageError("--density does not go with --buckets")
+        raise click.UsageError("--density can't be combined with --buckets")
     if density and len(density) > 1 and (sizes or plot_file):
-        raise click.UsageError("several densities go with neither --sizes nor --plot")
+        raise click.UsageError("several densities can't be combined with --sizes or --plot")
     if collective != ALL_REDUCE and (density or buckets or aggregator in bench.AGGREGATORS[1:]):
         raise click.UsageError(
             f"--collective {collective}: of dense tensors through a software aggregator, without --density and "
             "--buckets"
         )
     if dtypes != ("float32",) and (density or plot_file):
-        raise click.UsageError("--dtype goes with neither --density nor --plot")
+        raise click.UsageError("--dtype can't be combined with --density or --plot")
     if authenticate and (density or transport not in ("auto", "udp", "zmq") or aggregator in bench.AGGREGATORS[1:]):
         raise click.UsageError(
             "--authenticate: only the software aggregator checks packets' tags, by udp or zmq, here of dense tensors"
         )
     if device == "cuda" and api == "agent":
-        raise click.UsageError("--device cuda: HostAgent takes arrays of the CPU; expected --api torch")
+        raise click.UsageError("--device cuda: HostAgent supports only CPU arrays; expected --api torch")
     calls = Calls(api or ("torch" if device == "cuda" else "agent"), device)
     if calls.api == "torch" and (density or authenticate or wire == EXACT):
-        raise click.UsageError("--api torch goes with neither --density, --authenticate nor --wire exact")
+        raise click.UsageError("--api torch can't be combined with --density, --authenticate or --wire exact")
     if authenticate and transport == "auto":
         transport = "udp"  # auto would choose shared memory, whose packets have no tags
     try:

@@ -74,9 +74,9 @@ def switch(
     and read by key, and the longest gap in concurrent traffic, with 100 to 100,000 entries (by default of L3
     forwarding)."""
     if start and changes:
-        raise click.UsageError("--start and --changes are measured one at a time")
+        raise click.UsageError("--start and --changes can't be combined")
     if stf_path and len(programs) != 1:
-        raise click.UsageError("--stf belongs to one --program")
+        raise click.UsageError("--stf requires exactly one --program")
     if changes:
         from emulator.lab.bench.switch import changes as bench_changes
         from emulator.lab.bench.switch.engines import PROGRAMS

@@ -38,7 +38,7 @@ def _refit(
     from switchml.tables import show
 
     if not is_asked or out_file is None:
-        raise ConfigError("--refit and --write go together: give both, with a FILE.toml for the constants")
+        raise ConfigError("--refit and --write must be given together, with a FILE.toml for the constants")
     if files:
         raise ConfigError(f"{files[0]}: a refit is to the rows in emulator/cluster/data/fits.toml; give no file")
     fit = refit.fits()[name]

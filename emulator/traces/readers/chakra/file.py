@@ -74,12 +74,14 @@ def read_messages(path: Path) -> Iterator[Any]:
             if len(data) < length[0]:
                 raise TraceError(f"{path} is truncated: it breaks off in message {number}, at byte {at:,}")
             if not data:
-                raise TraceError(f"{path} is no Chakra trace: message {number}, at byte {at:,}, is empty")
+                raise TraceError(f"{path} is not a Chakra trace: message {number}, at byte {at:,}, is empty")
             message = kind()
             try:
                 message.ParseFromString(data)
             except DecodeError as error:
-                raise TraceError(f"{path} is no Chakra trace: message {number}, up to byte {at:,}: {error}") from None
+                raise TraceError(
+                    f"{path} is not a Chakra trace: message {number}, up to byte {at:,}: {error}"
+                ) from None
             yield message
             kind, number = pb.Node, number + 1
 
@@ -132,8 +134,8 @@ def _read_length(file: BinaryIO, path: Path, at: int) -> tuple[int, int] | None:
             return None
         data += byte
         if not byte or len(data) > 5:
-            raise TraceError(f"{path} is no Chakra trace, or a broken one: no message begins at byte {at:,}")
+            raise TraceError(f"{path} is not a Chakra trace, or a broken one: no message begins at byte {at:,}")
     length = _varint(data)
     if length[0] > _LARGEST_BYTES:
-        raise TraceError(f"{path} is no Chakra trace: a message of {length[0]:,} bytes at byte {at:,}")
+        raise TraceError(f"{path} is not a Chakra trace: a message of {length[0]:,} bytes at byte {at:,}")
     return length

@@ -34,7 +34,9 @@ def read(
     file = table.fill(path, salvage=salvage)
     ranks = parts(path, table)
     if execution_trace is not None and len(ranks) > 1:
-        raise TraceError(f"{execution_trace} is of one rank, but {path} has {len(ranks)}: expected a file for each")
+        raise TraceError(
+            f"{execution_trace} is of a single rank, but {path} has {len(ranks)}: expected a file for each"
+        )
     return [_read_part(Reading(path, table, file, part, rank, sizes), execution_trace) for part in ranks]
 
 

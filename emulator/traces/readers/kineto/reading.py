@@ -147,7 +147,7 @@ class Reading:
         world = self.distributed.get("world_size")
         named = re.search(r"rank[-_]?(\d+)", self.path.name)
         if rank is not None and recorded is not None and rank != recorded:
-            raise TraceError(f"{self.path} is of rank {recorded} by its own account, not of rank {rank}")
+            raise TraceError(f"{self.path} is of rank {recorded} according to its metadata, not of rank {rank}")
         if rank is None:
             rank = recorded if recorded is not None else int(named[1]) if named else None
         if rank is None:

@@ -126,9 +126,9 @@ def in_circles(streams, *after):
         (of_two((0, 2, {})), "receive .* takes part in no transfer"),
         (
             in_circles([0, 0, 1], [], [2], [1]),
-            r"in a circle: layer, micro-batch 1 \(rank 0.*, layer, micro-batch 2 \(rank 1",
+            r"in a cycle: layer, micro-batch 1 \(rank 0.*, layer, micro-batch 2 \(rank 1",
         ),
-        (in_circles([0, 0], [1], []), "circle: layer, micro-batch 0 .*layer, micro-batch 1"),  # by their stream
+        (in_circles([0, 0], [1], []), "cycle: layer, micro-batch 0 .*layer, micro-batch 1"),  # by their stream
     ],
 )
 def test_what_can_never_run_is_named(builder, message):

@@ -242,7 +242,7 @@ def test_datasets_that_make_no_sense(wrong):
 
 
 def test_unknown_loader():
-    with pytest.raises(ConfigError, match="unknown loader 'dali'; there are pytorch, lru, nopfs, solar"):
+    with pytest.raises(ConfigError, match="unknown loader 'dali'; expected one of pytorch, lru, nopfs, solar"):
         loads("dali", Dataset(samples=1, sample_bytes=1.0, global_batch=1, ranks=1, epochs=1), SLOW_DISK)
 
 

@@ -135,5 +135,5 @@ def test_a_clamped_gate_moves_its_input_three_times_more():
 def test_windows_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="which layers have no sliding window; expected a window"):
         dataclasses.replace(OSS, window=0)
-    with pytest.raises(ConfigError, match="expected gated"):
+    with pytest.raises(ConfigError, match="requires a gated"):
         dataclasses.replace(OSS, gated=False)

@@ -28,7 +28,7 @@ def test_the_cluster_takes_what_was_measured(tmp_path, backend, moved):
 
 
 def test_plans_that_make_no_sense():
-    for wrong, message in (({"workers": (1,)}, "no peers"), ({"steps": 2}, "expected 3 or more")):
+    for wrong, message in (({"workers": (1,)}, "1 rank: expected 2 or more"), ({"steps": 2}, "expected 3 or more")):
         with pytest.raises(ConfigError, match=message):
             PeersPlan(**wrong)
     assert CliRunner().invoke(cli, ["validate", "peers", "--rates", "fast"]).exit_code == 2

@@ -51,7 +51,7 @@ def test_ranks_of_a_host_share_its_burst():
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"workers": (1, 2)}, "1 rank"), ({"workers": (2, 2)}, "named twice"), ({"rates_bps": (1e6, 1e6)}, "named twice"),
+    ({"workers": (1, 2)}, "1 rank"), ({"workers": (2, 2)}, "given twice"), ({"rates_bps": (1e6, 1e6)}, "given twice"),
     ({"steps": 2}, "expected 3 or more"),
 ])  # fmt: skip
 def test_plans_that_make_no_sense(options, message):

@@ -228,7 +228,7 @@ def test_an_answer_has_a_budget_of_memory(monkeypatch):
 def test_a_sweep_has_one_budget_of_time(monkeypatch):
     monkeypatch.setattr(handlers, "SECONDS", 0.0)
     rows = handlers.sweep({"options": JOB, "sweep": {"gpus": "8:512:2x"}})["table"]["rows"]
-    assert len(rows) == 7 and all("this page gives a sweep 0 s" in row[-1] for row in rows)
+    assert len(rows) == 7 and all("this page limits a sweep to 0 s" in row[-1] for row in rows)
 
 
 def test_who_waits_too_long_for_another_answer_is_told(server, monkeypatch):

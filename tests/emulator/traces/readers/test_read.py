@@ -60,7 +60,7 @@ def test_the_rank_comes_from_the_file_or_its_name_or_the_caller(tmp_path):
         read(path)
     assert read(path, rank=5)[0].rank == 5
     assert read(write(tmp_path / "worker_rank12.json", work(0), distributedInfo={}))[0].rank == 12
-    with pytest.raises(TraceError, match="of rank 0 by its own account, not of rank 1"):
+    with pytest.raises(TraceError, match="of rank 0 according to its metadata, not of rank 1"):
         read(write(tmp_path / "x.json", work(0), distributedInfo={"rank": 0}), rank=1)
     alone = write(tmp_path / "alone.json", [span("aten::mm", 0, 5)], distributedInfo={})
     assert (read(alone)[0].rank, read(alone)[0].world_size) == (0, 1)

@@ -189,7 +189,7 @@ def test_a_trace_that_we_wrote_is_played_again_with_communication_priced(tmp_pat
 
 def test_what_can_never_run_is_named(tmp_path):
     nodes = [node(1, "hen", pb.COMP_NODE, [2], micros=1), node(2, "egg", pb.COMP_NODE, [1], micros=1)]
-    with pytest.raises(GraphError, match="circle: (hen|egg)"):
+    with pytest.raises(GraphError, match="cycle: (hen|egg)"):
         played_s(write_job(tmp_path, {0: nodes}))
 
 
