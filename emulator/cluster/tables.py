@@ -115,8 +115,8 @@ def _timed(path: Path, rows: list[tuple[str, list[str]]], ranks: int) -> tuple[n
     if len(shares) and abs(np.median(shares) - 2 * (ranks - 1) / ranks) > 0.05:
         raise ConfigError(
             f"{path}: expected all-reduces among {ranks} ranks, with a bus bandwidth of {2 * (ranks - 1) / ranks:.3f} "
-            f"times the algorithm bandwidth; found {np.median(shares):.3f} times: another collective, or another number "
-            "of ranks"
+            f"times the algorithm bandwidth; found {np.median(shares):.3f} times: another collective, or another "
+            "number of ranks"
         )
     return size, seconds
 

@@ -133,7 +133,7 @@ def load_kernels(competes: bool) -> float:
     stream = builder.add_stream(builder.add_rank())
     builder.add_op(stream, builder.add_op_type("warm-up", seconds=1.0))
     graph = builder.build()
-    parts(replay(graph, Costs.of(graph, graph.op_types.seconds), engine="event" if competes else "static"))
+    parts(replay(graph, Costs.of(graph, graph.op_types.seconds), engine="calendar" if competes else "sweep"))
     return time.perf_counter() - began
 
 

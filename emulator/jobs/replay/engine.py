@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.jobs.replay import event_engine, static_engine
+from emulator.jobs.replay import calendar, sweep
 from emulator.jobs.replay.conditions import Conditions, Flat, noises
 from emulator.jobs.workload.costs import NO_ROUTE, Costs, no_routes
 from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Order
@@ -47,7 +47,7 @@ class Replayed:
     wall_s: float
     """Run time of the replay itself."""
     engine: str
-    """"static" or "event"."""
+    """"sweep" or "calendar"."""
 
     def __repr__(self) -> str:
         return f"<Replayed {len(self.graph.ops):,} ops of {len(self.graph.ranks)} ranks: {self.makespan_s:.4g} s>"
@@ -71,7 +71,7 @@ def replay(
     time_budget_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Replayed:
-    """Replay `graph`. `engine`: "auto", "static" or "event". `progress` is called periodically with (completed ops,
+    """Replay `graph`. `engine`: "auto", "sweep" or "calendar". `progress` is called periodically with (completed ops,
     total ops).
 
     Raises GraphError for costs that do not match the graph, Deadlock when ops wait for each other, BudgetSpent after
@@ -83,16 +83,16 @@ def replay(
     flat = conditions.for_kernels(graph)
     fixed_s, moved_bytes, route = _transfer_times(graph, costs, conditions, flat)
     reason = contention(graph, conditions, route)
-    if engine not in ("auto", "static", "event"):
-        raise ConfigError(f"unknown engine {engine!r}; expected auto, static or event")
-    if engine == "static" and reason:
-        raise ConfigError(f"the static engine can't replay this job: {reason}")
+    if engine not in ("auto", "sweep", "calendar"):
+        raise ConfigError(f"unknown engine {engine!r}; expected auto, sweep or calendar")
+    if engine == "sweep" and reason:
+        raise ConfigError(f"the sweep engine can't replay this job: {reason}")
     if engine == "auto":
-        engine = "event" if reason else "static"
-    if engine == "static":
-        play: _StaticRun | _EventRun = _StaticRun(graph, costs, flat, fixed_s)
+        engine = "calendar" if reason else "sweep"
+    if engine == "sweep":
+        play: _Sweep | _Calendar = _Sweep(graph, costs, flat, fixed_s)
     else:
-        play = _EventRun(graph, costs, flat, fixed_s, route, moved_bytes)
+        play = _Calendar(graph, costs, flat, fixed_s, route, moved_bytes)
     events, ended = _drive(play, len(graph.ops), began_s, event_budget, time_budget_s, progress)
     if ended < len(graph.ops):
         waiting = explain(graph, play.start_s, play.end_s)
@@ -156,11 +156,11 @@ def _narrowest(costs: Costs) -> np.ndarray:
     return rates
 
 
-class _StaticRun:
-    """The static engine behind the interface that `_drive` uses."""
+class _Sweep:
+    """The sweep engine behind the interface that `_drive` uses."""
 
     def __init__(self, graph: Graph, costs: Costs, flat: Flat, transfer_s: np.ndarray) -> None:
-        self.state = static_engine.begin(graph, flat)
+        self.state = sweep.begin(graph, flat)
         ops = graph.ops
         columns = (ops.op_type, ops.stream, ops.transfer, ops.dep_start, ops.deps, graph.streams.rank)
         self.arguments: tuple[Any, ...] = (*columns, costs.op_type_s, transfer_s, flat, self.state)
@@ -170,7 +170,7 @@ class _StaticRun:
 
     def go(self, budget: int) -> tuple[int, int]:
         """Run for about `budget` more events; return the total numbers of events and completed ops."""
-        self.ended += static_engine.run(budget, *self.arguments)
+        self.ended += sweep.run(budget, *self.arguments)
         return self.ended, self.ended
 
     def now_s(self) -> float:
@@ -178,19 +178,19 @@ class _StaticRun:
         return float(np.nanmax(self.end_s, initial=0.0))
 
 
-class _EventRun:
-    """The event engine behind the interface that `_drive` uses."""
+class _Calendar:
+    """The calendar engine behind the interface that `_drive` uses."""
 
     def __init__(self, graph: Graph, costs: Costs, flat: Flat, fixed_s, route, moved_bytes) -> None:
-        self.world, self.sharing = event_engine.begin(graph, costs, flat, fixed_s, route, moved_bytes)
+        self.world, self.sharing = calendar.begin(graph, costs, flat, fixed_s, route, moved_bytes)
         self.flat = flat
         self.start_s, self.end_s = self.world.ops["start_s"][:-1], self.world.ops["end_s"][:-1]
         self.transfer_start_s, self.transfer_last = (self.world.transfers[name][:-1] for name in ("start_s", "last"))
 
     def go(self, budget: int) -> tuple[int, int]:
         """Run for about `budget` more events; return the total numbers of events and completed ops."""
-        event_engine.run(budget, self.world, self.flat, self.sharing)
-        return int(self.world.counts[event_engine.EVENTS]), int(self.world.counts[event_engine.ENDED])
+        calendar.run(budget, self.world, self.flat, self.sharing)
+        return int(self.world.counts[calendar.EVENTS]), int(self.world.counts[calendar.ENDED])
 
     def now_s(self) -> float:
         """Current simulated time."""

@@ -1,6 +1,6 @@
-"""The two priority queues of `event_engine.py`, as kernels over its tables. The *agenda* holds the next event time of
-each item (streams, then ranks): a binary heap that tracks each item's position, so that a time can be changed. The
-*line* of a stream holds the ops that are ready to run on it: a pairing heap threaded through the table of ops.
+"""The two priority queues of `calendar.py`, as kernels over its tables. The *agenda* holds the next event time of each
+item (streams, then ranks): a binary heap that tracks each item's position, so that a time can be changed. The *line* of
+a stream holds the ops that are ready to run on it: a pairing heap threaded through the table of ops.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""A reference engine in simpy and plain Python: processes, events and timeouts, written for readability.
-`event_engine.py` states the rules. It is some hundred times slower and gives the same times; tests compare the compiled
-engines with it on random graphs.
+"""A reference engine in simpy and plain Python: processes, events and timeouts, written for readability. `calendar.py`
+states the rules. It is some hundred times slower and gives the same times; tests compare the compiled engines with it
+on random graphs.
 """
 
 from collections import defaultdict

@@ -147,8 +147,8 @@ def measure(ops: int, *, reference_ops: int = 100_000, repeats: int = 3) -> Meas
     nothing = Conditions()
     cases = {
         "auto": ((graph, costs, nothing), (*small, nothing), "auto"),
-        "calendar": ((graph, costs, nothing), (*small, nothing), "event"),
-        "competing": (competing(graph, costs), competing(*small), "event"),
+        "calendar": ((graph, costs, nothing), (*small, nothing), "calendar"),
+        "competing": (competing(graph, costs), competing(*small), "calendar"),
     }
     rates = {}
     for name, (whole, part, engine) in cases.items():

@@ -39,27 +39,27 @@ def agree(case, conditions=None, *, engine="auto", exactly=True):
 @given(case=graphs.cases(), data=st.data())
 def test_sweep_is_the_reference(case, data):
     conditions = data.draw(graphs.conditions(len(case.graph.ranks)))
-    assert agree(case, conditions, exactly=False).engine == "static"
+    assert agree(case, conditions, exactly=False).engine == "sweep"
 
 
 @thorough
 @given(case=graphs.cases())
 def test_both_engines_and_the_reference_are_equal_without_noise(case):
-    agree(case, engine="static")
-    agree(case, engine="event")
+    agree(case, engine="sweep")
+    agree(case, engine="calendar")
 
 
 @thorough
 @given(case=graphs.cases(orders=(Order.READY, Order.PROGRAM)))
-def test_the_event_engine_is_the_reference_where_streams_choose(case):
-    agree(case, engine="event")
+def test_the_calendar_is_the_reference_where_streams_choose(case):
+    agree(case, engine="calendar")
 
 
 @thorough
 @given(case=graphs.cases(with_links=True), data=st.data())
-def test_the_event_engine_is_the_reference_where_links_are_shared(case, data):
+def test_the_calendar_is_the_reference_where_links_are_shared(case, data):
     conditions = data.draw(graphs.conditions(len(case.graph.ranks), overlap=True))
-    agree(case, conditions, engine="event", exactly=False)
+    agree(case, conditions, engine="calendar", exactly=False)
 
 
 @thorough
@@ -67,9 +67,9 @@ def test_the_event_engine_is_the_reference_where_links_are_shared(case, data):
     case=graphs.cases(orders=(Order.READY, Order.PROGRAM), with_links=True, durations=st.floats(0.01, 4.0)),
     data=st.data(),
 )
-def test_the_event_engine_is_the_reference_with_everything_at_once(case, data):
+def test_the_calendar_is_the_reference_with_everything_at_once(case, data):
     conditions = data.draw(graphs.conditions(len(case.graph.ranks), overlap=True))
-    agree(case, conditions, engine="event", exactly=False)
+    agree(case, conditions, engine="calendar", exactly=False)
 
 
 # Small jobs by hand
@@ -102,7 +102,7 @@ def all_reduce(builder, after, seconds=2.0):
     ]
 
 
-@pytest.mark.parametrize("engine", ["static", "event"])
+@pytest.mark.parametrize("engine", ["sweep", "calendar"])
 def test_collective_waits_for_the_last_and_tells_waiting_from_transfer(engine):
     builder = one_rank_each([3.0], [5.0])
     all_reduce(builder, [0, 1])
@@ -115,7 +115,7 @@ def test_collective_waits_for_the_last_and_tells_waiting_from_transfer(engine):
     assert (played.makespan_s, played.engine) == (7, engine)
 
 
-@pytest.mark.parametrize("engine", ["static", "event"])
+@pytest.mark.parametrize("engine", ["sweep", "calendar"])
 def test_conditions(engine):
     builder = one_rank_each([3.0], [5.0])
     pauses = (Pause(1, 1.0, 1.5), Pause(1, 4.0, 8.0))
@@ -124,7 +124,7 @@ def test_conditions(engine):
     assert play(builder, Conditions(start_s={0: 10.0}), engine=engine).end_s.tolist() == [13, 15]
 
 
-@pytest.mark.parametrize("engine", ["static", "event"])
+@pytest.mark.parametrize("engine", ["sweep", "calendar"])
 def test_jitter_keeps_the_mean_and_follows_the_seed(engine):
     builder = one_rank_each([1.0] * 20_000)
     one = play(builder, Conditions(jitter=0.3, seed=1), engine=engine)
@@ -175,10 +175,10 @@ def reads(routes, bytes_each, links):
 def test_transfers_share_a_link_and_get_it_back():
     played = replay(*reads([[0], [0]], [10, 30], [10]))
     assert played.end_s.tolist() == [2, 4]
-    assert played.engine == "event"
+    assert played.engine == "calendar"
     alone = replay(*reads([[0], [0]], [10, 30], [10]), Conditions(share_links=False))
     assert alone.end_s.tolist() == [1, 3]
-    assert alone.engine == "static"
+    assert alone.engine == "sweep"
 
 
 def test_max_min_fairness():
@@ -194,13 +194,13 @@ def test_communication_slows_compute():
     all_reduce(builder, [0])
     played = play(builder, Conditions(overlap_slowdown=0.5))
     assert played.end_s[1] == pytest.approx(3 + (4 - 2 / 1.5))
-    assert played.engine == "event"
+    assert played.engine == "calendar"
 
 
 # What can't go on
 
 
-@pytest.mark.parametrize("engine", ["static", "event"])
+@pytest.mark.parametrize("engine", ["sweep", "calendar"])
 def test_ranks_that_call_collectives_in_different_order(engine):
     builder = one_rank_each([1.0], [1.0])
     streams = [builder.add_stream(rank, "nccl") for rank in range(2)]
@@ -219,7 +219,7 @@ def test_ranks_that_call_collectives_in_different_order(engine):
     assert "4 of 6 ops can never run, after 1 s" in str(caught.value)
 
 
-@pytest.mark.parametrize("engine", ["static", "event"])
+@pytest.mark.parametrize("engine", ["sweep", "calendar"])
 def test_budgets(engine, monkeypatch):
     monkeypatch.setattr("emulator.jobs.replay.engine.SLICE", 1_000)
     builder = one_rank_each([0.5] * 10_000)
@@ -237,8 +237,8 @@ def test_refusals():
     builder = one_rank_each([1.0])
     with pytest.raises(ConfigError, match="unknown engine 'fast'"):
         play(builder, engine="fast")
-    with pytest.raises(ConfigError, match="static engine can't replay this job: communication slows compute"):
-        play(builder, Conditions(overlap_slowdown=0.1), engine="static")
+    with pytest.raises(ConfigError, match="sweep engine can't replay this job: communication slows compute"):
+        play(builder, Conditions(overlap_slowdown=0.1), engine="sweep")
     with pytest.raises(ConfigError, match="slowness names rank 3; the job has ranks 0 to 0"):
         play(builder, Conditions(slowness={3: 2.0}))
     with pytest.raises(ConfigError, match="two pauses of rank 0 overlap, from 1.0 s on"):

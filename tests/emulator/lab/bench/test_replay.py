@@ -34,7 +34,7 @@ def test_competing_job_agrees_with_simpy():
     graph, costs = job(Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=5))
     contested = competing(graph, costs)
     played = replay(*contested)
-    assert played.engine == "event" and played.makespan_s != replay(graph, costs).makespan_s
+    assert played.engine == "calendar" and played.makespan_s != replay(graph, costs).makespan_s
     reference = Reference(*contested)
     assert np.isclose(reference.run(), played.makespan_s, rtol=1e-9)
     np.testing.assert_allclose(played.end_s, reference.end_s, rtol=1e-9)

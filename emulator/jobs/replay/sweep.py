@@ -1,6 +1,6 @@
 """The engine for jobs without contention: streams in program order and known durations. An op's start is then the
 latest end of its predecessors, regardless of the order in which ops are processed; each stream therefore runs ahead
-until it is blocked, without an event queue. `event_engine.py` replays all other jobs.
+until it is blocked, without an event queue. `calendar.py` replays all other jobs.
 """
 
 from typing import NamedTuple
