@@ -91,7 +91,7 @@ class Request:
     switch: dict[str, float] = field(default_factory=dict)
     """Overrides of the cluster's `emulator.cluster.cluster.Switch` fields."""
     nccl_tables: str = ""
-    """Folder of nccl-tests tables with the costs of all-reduces inside a node, replacing the cluster's formula."""
+    """Folder of nccl-tests tables with the costs of all-reduces, replacing the cluster's formula."""
     input_shape: str = ""
     """Input shape of a torch module: 3x224x224; separate several inputs by semicolons."""
     fold: str = ""

@@ -144,7 +144,7 @@ class Emulation:
                 f"stragglers: {played:,} data-parallel ranks stand for {dp:,}, by which of their stages are slow"
             )
         if self.request.nccl_tables:
-            lines.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
+            lines.append(f"all-reduces of the groups in {self.request.nccl_tables}: curves fitted to its tables")
         if self.request.job.schedule == "axonn":
             lines.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
         if (codec := self.plan.codec) is not None:

@@ -137,7 +137,7 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--bucket-cap", "job.bucket_bytes", float, "Bytes of gradients in a bucket."),
         ("--overlap/--no-overlap", "job.overlap", bool, "Reduce gradients during the backward pass."),
         ("--codec", "codec", str, "Gradient compression (see switchml emulate list codecs)."),
-        ("--nccl-tables", "nccl_tables", str, "Folder of nccl-tests tables: costs of all-reduces inside a node."),
+        ("--nccl-tables", "nccl_tables", str, "Folder of nccl-tests tables: costs of their all-reduces."),
     ],
     "In-network aggregation (allreduce switchml)": [
         ("--loss", "network.loss", float, "Share of packets lost on each link (switchml)."),

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from host_agent.memory import behind, host, parts, saving  # noqa: E402
+from host_agent.memory import host, parts, saving, side_stream  # noqa: E402
 from host_agent.memory.bounds import Fixed  # noqa: E402
 from host_agent.memory.codecs import CODECS  # noqa: E402
 from host_agent.memory.offload import OffloadedAdam  # noqa: E402
@@ -47,7 +47,7 @@ def restored(codec, tensors, pack=SavedTensors.pack):
 @pytest.mark.parametrize("codec", ["int8", "fp16", "levels", "szx", "host"])
 def test_restored_is_what_the_cpu_restores(model, codec, in_flight, monkeypatch):
     """Whatever stream is late, and however many vectors are under way."""
-    monkeypatch.setattr(behind, "IN_FLIGHT_BYTES", in_flight)
+    monkeypatch.setattr(side_stream, "IN_FLIGHT_BYTES", in_flight)
     some = VALUES[:3]
     made = [lambda values=values: computed(model, values) for values in some]
     found, counters = restored(codec, made)

@@ -178,8 +178,8 @@ def test_made_up_values(tmp_path):
     """
     notes = play(tmp_path, text)["result"]["notes"]
     assert notes == [
-        "values that the script read (a loss, a norm) and that are made up: 6",
-        "masks that are taken to pick half of the elements: 10",
+        "unknown values that the script read (a loss, a norm), assumed plausible: 6",
+        "masks assumed to select half of the elements: 10",
     ]
 
 
