@@ -15,9 +15,9 @@ DATA = Path(__file__).parent / "data"
 
 
 def published(name: str) -> list[dict[str, str]]:
-    """The rows of a table in `data/`, by column."""
+    """The rows of a table in `data/`, by column; lines that begin with # name its sources."""
     with (DATA / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
 def job_fields(row: Mapping[str, str], *names: str) -> dict[str, Any]:
