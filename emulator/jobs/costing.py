@@ -36,6 +36,11 @@ OPTIMIZER_BYTES = implementations()["megatron"].optimizer_bytes
 """Memory traffic of a fused optimizer step per parameter in mixed precision. Adam: gradient read twice (norm, update),
 master weight and both moments read and written, half-precision weight written: 2+2+8+8+8+2, plus 2 to unscale."""
 
+UPDATED_VALUES = {"fused": {"adam": 7, "sgd": 5}, "foreach": {"adam": 26, "sgd": 11}}
+"""Values per weight that a step of torch.optim reads and writes. fused: weight, gradient and states read, weight and
+states written (aten/src/ATen/native/cuda/fused_adam_utils.cuh, FusedSgdKernel.cu); foreach: those of each operation
+(torch/optim/adam.py, _multi_tensor_adam; sgd.py, _multi_tensor_sgd)."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -146,11 +151,6 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
     return {**steps(job), **others}
 
 
-def _loss(model: Transformer, job: Job) -> str:
-    """Return the name of the cross entropy."""
-    return job.cross_entropy or model.cross_entropy or implementations()[job.implemented_by(model)].cross_entropy
-
-
 def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     """Return the implementations of the layers' kernels that job and model name."""
     implementation = implementations()[job.implemented_by(model)]
@@ -164,7 +164,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
         window_rates = kernel.rates(machine.device, name, job.precision, tokens, head, model.window)
     return transformer.Code(
         implementation=implementation,
-        cross_entropy=cross_entropies()[_loss(model, job)],
+        cross_entropy=cross_entropies()[job.loss_kernel(model)],
         attention_traffic=machine.software.attention_traffic,
         attention_flops=rates,
         window_flops=window_rates,
@@ -326,6 +326,9 @@ def _together_s(device: float, host: float, exponent: float) -> float:
 
 def _optimizer_s(stage: Stage, model: Model, job: Job, machine: Machine) -> float:
     each = implementations()[job.implemented_by(model)].optimizer_bytes[job.optimizer]
+    if job.optimizer_kernels:
+        each = 4.0 * UPDATED_VALUES[job.optimizer_kernels][job.optimizer]
+    each *= max(job.weight_bytes, job.master_bytes) / 4.0
     experts = stage.expert_parameters
     own = job.sharded(stage.parameters - experts, experts) if job.zero else stage.parameters
     return machine.seconds(np.array([kernels.memory(each * own)]))
@@ -385,13 +388,17 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
         size = bytes_text(parameters * job.gradient_bytes)
         kind = f"gradients of {job.gradient_bytes} bytes each are reduced"
         lines.append(f"{kind} in buckets of {parameters / 1e6:,.1f}M parameters, {size}")
+    if job.optimizer_kernels:
+        lines.append(f"optimizer: {job.optimizer} with torch.optim's {job.optimizer_kernels} kernels")
+    if not job.master_weights and job.element_bytes < 4:
+        lines.append("weights, gradients and optimizer states in half precision, without fp32 copies")
     if isinstance(model, Transformer) and model.experts > 1:
         dispatch = f", {Dispatch.of(model, job, cluster).title(job)}" if job.ep > 1 else ""
         lines.append("tokens spread over experts evenly" + dispatch)
     if isinstance(model, LayerTable) and model.forward_s is None:
         lines.append("a layer's time is the larger of its FLOPs at sustained peak and its activations at memory rate")
     if job.allreduce == "auto":
-        lines.append("all-reduce: the faster of ring and tree for each size, as NCCL's tuner intends")
+        lines.append("all-reduce: the fastest of ring, tree and NVLink SHARP for each size, as NCCL's tuner intends")
     if not cluster.accelerator.startswith("a100"):
         lines.append(f"most constants were fitted on A100; on {cluster.device.title} its data differs")
     return lines
@@ -404,4 +411,4 @@ def _named_kernels(model: Transformer, job: Job) -> str:
     if name != UNFUSED and not job.flash(model):
         multiple = implementations()[job.implemented_by(model)].head_multiple
         attention += f" (fused kernels take heads that are multiples of {multiple}, not {model.head})"
-    return f"attention: {attention}; loss: {cross_entropies()[_loss(model, job)].title}"
+    return f"attention: {attention}; loss: {cross_entropies()[job.loss_kernel(model)].title}"

@@ -99,7 +99,7 @@ class Emulation:
         if self.request.run.checkpoint_s:
             return self.request.run.checkpoint_s
         storage, job = self.plan.cluster.storage, self.plan.job
-        size = 14.0 * self.plan.model.parameters
+        size = memory.state_bytes(job) * self.plan.model.parameters
         writers = self.plan.cluster.nodes(job.tp * job.pp)
         return storage.latency_s + size / min(storage.total_bytes_per_s, writers * storage.node_bytes_per_s)
 

@@ -42,9 +42,10 @@ class MemoryOptions(Ranged):
     def memory(self, needed: Memory, plan: CostedJob) -> Memory:
         """Return the memory use of the fullest accelerator with these options."""
         job = plan.job
-        if (self.offload_bucket or self.pruned) and (job.zero or job.optimizer != "adam"):
+        if (self.offload_bucket or self.pruned) and (job.zero or job.optimizer != "adam" or not job.master_weights):
             raise ConfigError(
-                "offload-bucket and pruned describe Adam with all states on each rank: take zero 0, optimizer adam"
+                "offload-bucket and pruned describe Adam with all states on each rank, and master weights: "
+                "use zero 0, optimizer adam, master-weights"
             )
         if self.offload_bucket and self.pruned:
             raise ConfigError("use offload-bucket or pruned, not both: no publication combines them")

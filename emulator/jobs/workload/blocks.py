@@ -260,5 +260,5 @@ def head(model: Transformer, job: Job) -> Block:
         # (torch/distributed/tensor/parallel/loss.py).
         block.add(exact, each, extra=4.0 * count, scratch=4.0 * count, scratch_back=8.0 * count)
     else:
-        block.add(block.add(exact, 4.0 * count, keeps="out"), each, keeps="in")
+        block.add(block.add(exact, (4.0 if loss.to_fp32 else size.element) * count, keeps="out"), each, keeps="in")
     return block

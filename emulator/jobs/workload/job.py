@@ -22,12 +22,14 @@ from emulator.jobs.workload.sharding import Sharding
 from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
 
+OPTIMIZER_KERNELS = ("fused", "foreach")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn", "zb-h1")
 DISPATCHERS = ("", "all-to-all", "flex")
 CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "pointwise", "operators", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd")
+OPTIMIZER_KERNELS = ("fused", "foreach")
 LORA_TARGETS = ("qkv", "all")
 KEPT = " kept"
 """Suffix of names of layer parts that are not checkpointed, where others are."""
@@ -89,6 +91,13 @@ class Job(Ranged):
     """Linear layers with adapters: "qkv", the query, key and value projections, or "all" of a layer."""
     precision: str = "fp16"
     optimizer: str = "adam"
+    optimizer_kernels: str = ""
+    """Kernels of the optimizer step: "fused", one that updates all weights, or "foreach", one per arithmetic operation,
+    as torch.optim's arguments of these names; empty: the implementation's."""
+    master_weights: bool = True
+    """Whether half-precision weights have fp32 ones beside them (with `zero` 3: are fp32 and cast when gathered), and
+    the optimizer states are fp32; False: weights, gradients and states are all half precision, as torch.optim makes
+    them for a model in bf16."""
     gradient_bytes: int = number(Range(1, 8), 2)
     """Bytes per gradient on the wire and in memory."""
     allreduce: str = "auto"
@@ -122,6 +131,7 @@ class Job(Ranged):
             ("hierarchy", HIERARCHIES),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),
+            ("optimizer_kernels", ("", *OPTIMIZER_KERNELS)),
             ("lora_targets", LORA_TARGETS),
             ("attention", ("", *attention_names())),
             ("implementation", ("", *implementations())),
@@ -332,12 +342,29 @@ class Job(Ranged):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes per activation or weight element."""
+        """Bytes per element of activations, and of weights as kernels read them."""
         return 4 if self.precision in ("fp32", "tf32") else 2
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes per weight in memory: FSDP keeps those in fp32 that it gathers in half precision."""
+        return 4 if self.zero == 3 and self.master_weights else self.element_bytes
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes per master weight beside a half-precision weight; 0: there is none."""
+        return 4 if self.master_weights and self.weight_bytes < 4 else 0
 
     def attention_kernel(self, model: Transformer) -> str:
         """Return the attention kernel's name: "unfused", or one of `data/attention.toml`."""
         return self.attention or model.attention
+
+    def loss_kernel(self, model: Transformer) -> str:
+        """Return the name of the cross entropy; torch's own keeps the precision of a model without master weights."""
+        if given := self.cross_entropy or model.cross_entropy:
+            return given
+        name = implementations()[self.implemented_by(model)].cross_entropy
+        return "half" if name == "eager" and not self.master_weights else name
 
     def flash(self, model: Transformer) -> bool:
         """Return whether scores stay on chip: with a fused kernel that supports the model's head size."""

@@ -14,9 +14,8 @@ from emulator.jobs.workload.lifetimes import ACTIVATIONS, CACHED, GRADIENTS, TEM
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from emulator.jobs.workload.tensors import tensors
 
-STATE_BYTES = {"adam": 12.0, "sgd": 8.0}
-"""Bytes per half-precision weight: master weight and two moments (Adam) or one (SGD with momentum) in fp32 (Rajbhandari
-et al., SC 2020, section 3.1)."""
+MOMENTS = {"adam": 2, "sgd": 1}
+"""Values per weight that an optimizer keeps; SGD with momentum (Rajbhandari et al., SC 2020, section 3.1)."""
 CONTEXT_BYTES = 0.5e9
 """CUDA context and kernels: 0.36 to 0.49 GiB, the difference of in-use and reserved memory in torch's out-of-memory
 messages of jobs on one accelerator (TianheWu/CoSeR#10, huggingface/trl#3436)."""
@@ -99,14 +98,22 @@ class _States:
     optimizer: float
 
 
+def state_bytes(job: Job) -> float:
+    """Return bytes of a weight, its master weight and its optimizer states, unsharded."""
+    return float(job.weight_bytes + job.master_bytes + _optimizer_bytes(job))
+
+
+def _optimizer_bytes(job: Job) -> float:
+    """Return bytes of the moments of a weight, which have the precision of the weight that the optimizer updates."""
+    return float(MOMENTS[job.optimizer] * max(job.weight_bytes, job.master_bytes))
+
+
 def _states(parameters: float, job: Job, experts: float = 0.0) -> _States:
     """Return weights, gradients and optimizer states of `parameters` on one rank. ZeRO shards them over the
     data-parallel ranks: stage 1 optimizer states, 2 also gradients, 3 also weights (Rajbhandari et al., SC 2020,
-    section 5). Stage 3 is FSDP, which keeps weights and gradients in fp32 without separate master weights. Gradients of
-    a single micro-batch without reduction buckets are temporary. `experts`: expert parameters among these."""
-    weight, optimizer = float(job.element_bytes), STATE_BYTES[job.optimizer]
-    if job.zero == 3 or weight == 4.0:
-        weight, optimizer = 4.0, optimizer - 4.0  # the weight is its own master
+    section 5). Stage 3 is FSDP, whose master weights are its weights. Gradients of a single micro-batch without
+    reduction buckets are temporary. `experts`: expert parameters among these."""
+    weight, optimizer = float(job.weight_bytes), _optimizer_bytes(job) + job.master_bytes
     shard = job.sharded(parameters - experts, experts)
     weights, gradients, states = (shard if job.zero >= stage else parameters for stage in (3, 2, 1))
     return _States(weight * weights, max(float(job.gradient_bytes), weight) * gradients, optimizer * states)
@@ -140,12 +147,14 @@ def _update_bytes(states: _States, largest: float, job: Job, optimizer: str) -> 
     """Return temporary bytes of the optimizer step. Adam copies its denominator: two copies of one weight
     (torch.optim.adam, _single_tensor_adam) or one of all (_multi_tensor_adam); master weights get gradients converted
     to their precision."""
-    every = states.weights / (4.0 if job.zero == 3 else job.element_bytes)
-    copies, masters = (2.0, largest) if optimizer == "single" else (1.0, every)
+    optimizer = job.optimizer_kernels or optimizer
     if optimizer == "fused":
         return 0.0
-    has_masters = job.zero < 3 and max(job.gradient_bytes, job.element_bytes) < 4
-    return 4.0 * min(masters, every) * ((copies if job.optimizer == "adam" else 0.0) + has_masters)
+    every = states.weights / job.weight_bytes
+    copies, updated = (2.0, largest) if optimizer == "single" else (1.0, every)
+    converts = job.master_bytes > job.gradient_bytes
+    each = max(job.weight_bytes, job.master_bytes)
+    return each * min(updated, every) * ((copies if job.optimizer == "adam" else 0.0) + converts)
 
 
 def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from emulator import datafile
-from emulator.jobs.workload.implementations import implementations
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model, Transformer
 
@@ -59,5 +58,4 @@ def tensors(model: Model, job: Job) -> Tensors:
 
 def loss_tensors(model: Transformer, job: Job) -> LossTensors:
     """Return the tensors of the job's loss."""
-    named = job.cross_entropy or model.cross_entropy or implementations()[job.implemented_by(model)].cross_entropy
-    return _read("losses", LossTensors)[named]
+    return _read("losses", LossTensors)[job.loss_kernel(model)]

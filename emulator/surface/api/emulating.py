@@ -59,6 +59,8 @@ class Options(TypedDict, total=False):
     lora_targets: str
     precision: str
     optimizer: str
+    optimizer_kernels: str
+    master_weights: bool
     gradient_bytes: int
     allreduce: str
     hierarchy: str

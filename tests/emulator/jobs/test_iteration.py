@@ -238,3 +238,17 @@ def test_what_can_not_be_is_refused(model, settings, message):
 def test_shards_of_gradients_are_dense():
     with pytest.raises(ConfigError, match="use zero 0 with sparse"):
         plan(GPT, Job(gpus=2, zero=1, allreduce="switchml"), DGX, Streaming(sparse=True))
+
+
+def test_steps_of_the_optimizer_by_kernels_and_precision():
+    """foreach moves 26 values for 7 of fused; without master weights each has half the bytes."""
+    machine = dataclasses.replace(DGX, constants=DGX.constants | {"kernel_s": 0.0})
+    seconds = {
+        (kernels, masters): plan(
+            GPT, Job(gpus=1, implementation="torch", optimizer_kernels=kernels, master_weights=masters), machine
+        ).optimizer_s[0]
+        for kernels in ("fused", "foreach")
+        for masters in (True, False)
+    }
+    assert seconds["foreach", True] / seconds["fused", True] == pytest.approx(26 / 7)
+    assert seconds["fused", True] / seconds["fused", False] == pytest.approx(2)
