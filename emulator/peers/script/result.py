@@ -48,7 +48,9 @@ def result_of(session: Session, script: str) -> ScriptResult:
     if not session.device.operators:
         raise EmulationError(f'{script} put nothing on a GPU: tensors have to be moved to "cuda"')
     if not session.boundaries:
-        raise EmulationError(f"{script} ended without an optimizer's step (or an update of parameters and another forward pass), so there is no iteration to report")
+        raise EmulationError(
+            f"{script} ended without an optimizer's step (or an update of parameters and another forward pass), so there is no iteration to report"
+        )
     _check_memory(session, script)
     notes = []
     start_s, first = session.boundaries[-2] if len(session.boundaries) > 1 else (0.0, 0)

@@ -52,6 +52,5 @@ class Updates:
         return False
 
     def _changes_parameter(self, operator: Operator, arguments: list[Any]) -> bool:
-        first = arguments[0] if arguments else None
-        is_in_place = operator.base.endswith("_") and isinstance(first, torch.Tensor)
-        return is_in_place and first.untyped_storage()._cdata in self._parameters
+        first = arguments[0] if arguments and operator.base.endswith("_") else None
+        return isinstance(first, torch.Tensor) and first.untyped_storage()._cdata in self._parameters

@@ -1,4 +1,4 @@
-"""Training loops that do without an optimizer of torch, or with a new one for each step, and what they save and load."""
+"""Training loops without an optimizer of torch, or with a new one for each step, and what scripts save and load."""
 
 import textwrap
 
@@ -96,3 +96,19 @@ def test_compiled_module_has_its_original(tmp_path):
         optimizer.step()
     """
     assert "result" in play(tmp_path, textwrap.dedent(text))
+
+
+def test_monitored_barrier(tmp_path):
+    """Gloo's barrier with a time-out, a method of the process group."""
+    text = """
+    import datetime, torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=9))
+    group.monitored_barrier()
+    weight = torch.nn.Parameter(torch.ones(1000, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(4):
+        weight.square().sum().backward()
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, textwrap.dedent(text), world=8)
