@@ -49,7 +49,8 @@ def result_of(session: Session, script: str) -> ScriptResult:
         raise EmulationError(f'{script} put nothing on a GPU: tensors have to be moved to "cuda"')
     if not session.boundaries:
         raise EmulationError(
-            f"{script} ended without an optimizer's step (or an update of parameters and another forward pass), so there is no iteration to report"
+            f"{script} ended without an optimizer's step (or an update of parameters and another forward pass), so "
+            "there is no iteration to report"
         )
     _check_memory(session, script)
     notes = []

@@ -20,7 +20,7 @@ WEIGHTS = 4 * (1024 * 1024 + 1024)
 UPDATES = {
     "data": "for p in model.parameters(): p.data.add_(p.grad, alpha=-0.1)",
     "no grad": "with torch.no_grad():\n    for p in model.parameters(): p -= 0.1 * p.grad",
-    "foreach": "with torch.no_grad(): torch._foreach_add_(list(model.parameters()), [p.grad for p in model.parameters()])",
+    "foreach": "own = list(model.parameters())\nwith torch.no_grad(): torch._foreach_add_(own, [p.grad for p in own])",
     "a new optimizer": "torch.optim.SGD(model.parameters(), 0.1).step()",
 }
 
