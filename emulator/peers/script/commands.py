@@ -60,7 +60,7 @@ def _accelerate(words: Sequence[str], per_node: int) -> Command:
     matter."""
     try:
         from accelerate.commands import launch
-        from accelerate.utils.launch import prepare_multi_gpu_env
+        from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
     except ImportError:
         raise ConfigError("accelerate launch: accelerate is not installed in this Python") from None
     given = launch.launch_command_parser().parse_args(list(words))
@@ -69,14 +69,16 @@ def _accelerate(words: Sequence[str], per_node: int) -> Command:
             raise ConfigError(f"accelerate launch --{option}: expected GPUs under DDP or FSDP")
     if given.num_processes is None and given.config_file is None:
         given.num_processes = per_node * (given.num_machines or 1)
-    given.multi_gpu = given.multi_gpu or not given.use_fsdp
+    is_single = given.num_processes == 1 and not given.use_fsdp
+    given.multi_gpu = given.multi_gpu or not (given.use_fsdp or is_single)
     try:
         chosen = launch._validate_launch_command(given)[0]
     except ValueError as error:
         raise ConfigError(f"accelerate launch: {error}") from None
     chosen.main_process_port = 0
-    added = {key: value for key, value in prepare_multi_gpu_env(chosen).items() if os.environ.get(key) != value}
-    return Command(_script(chosen.module, chosen), int(chosen.num_processes), added)
+    wanted = prepare_simple_launcher_cmd_env(chosen)[1] if is_single else prepare_multi_gpu_env(chosen)
+    added = {key: value for key, value in wanted.items() if os.environ.get(key) != value}
+    return Command(_script(chosen.module, chosen), 0 if is_single else int(chosen.num_processes), added)
 
 
 def _script(is_module: bool, given: Any) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ class Compiled:
         if isinstance(model, torch.nn.Module):
             model.register_forward_pre_hook(lambda *_: self._enter(has_graphs), prepend=True)
             model.register_forward_hook(lambda *_: self._leave(), always_call=True)
+            vars(model)["_orig_mod"] = model  # the attribute of torch's wrapper
             return model
 
         @functools.wraps(model)

@@ -89,7 +89,8 @@ class Processes:
         code = self._processes[rank].wait()
         if not self._result(rank).is_file():
             name = "" if len(self._processes) == 1 else f"rank {rank} of "
-            raise JobError(f"{name}{self.words[0]} {how_it_ended(code)} without a report")
+            script = self.words[1] if self.words[0] == "-m" else self.words[0]
+            raise JobError(f"{name}{script} {how_it_ended(code)} without a report")
         found: dict[str, Any] = json.loads(self._result(rank).read_text())
         return found
 

@@ -48,11 +48,16 @@ def result_of(session: Session, script: str) -> ScriptResult:
     if not session.device.operators:
         raise EmulationError(f'{script} put nothing on a GPU: tensors have to be moved to "cuda"')
     if not session.boundaries:
-        raise EmulationError(f"{script} ended without an optimizer's step, so there is no iteration to report")
+        raise EmulationError(
+            f"{script} ended without an optimizer's step (or an update of parameters and another forward pass), so "
+            "there is no iteration to report"
+        )
     _check_memory(session, script)
     notes = []
     start_s, first = session.boundaries[-2] if len(session.boundaries) > 1 else (0.0, 0)
     end_s, last = session.boundaries[-1]
+    if end_s <= start_s:
+        raise EmulationError(f'{script} put nothing on a GPU in its last iteration: expected training on "cuda"')
     if len(session.boundaries) < 2:
         notes.append("the script ran one iteration: its time includes setup")
     if session.compiled.is_used and (session.replayer.has_diverged or not session.replayer.is_ready):

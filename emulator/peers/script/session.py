@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from emulator.cluster.cluster import Cluster
-from emulator.peers.script import choices, cuda, driver, group, spawning
+from emulator.peers.script import choices, cuda, driver, group, spawning, tensors
 from emulator.peers.script.allocator import Allocator, Block, Full
 from emulator.peers.script.channels import Ranks
 from emulator.peers.script.checkpoints import Checkpoints
@@ -25,7 +25,7 @@ from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.modules import OUTSIDE, Modules
 from emulator.peers.script.operators import Operator
 from emulator.peers.script.plan_replayer import PlanReplayer
-from emulator.peers.script.tensors import DeviceTensor
+from emulator.peers.script.updates import Updates
 from switchml.units import memory_text
 
 WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
@@ -41,6 +41,7 @@ class Session:
         accelerator, local_rank = cluster.device, ranks.rank % cluster.accelerators_per_node
         driver.install(local_rank)
         choices.install(accelerator)
+        tensors.install()
         self.cluster, self.world, self.ranks, self._iterations = cluster, world, ranks, iterations
         self.clock = Clock()
         self.memory = Allocator(accelerator.memory_bytes, _is_expandable())
@@ -56,6 +57,8 @@ class Session:
         self._blocks: dict[int, Block | None] = {}
         self._workspaces: set[bool] = set()
         self._optimizer: torch.optim.Optimizer | None = None
+        """The first that made a step, or its successor for the same parameters: its steps end iterations."""
+        self._updates = Updates(self._mark)
         self._in_optimizer = False
         self._called_s = self._stepped_s = 0.0
         self.compiled = Compiled(self._learn_first)
@@ -68,7 +71,7 @@ class Session:
         self._functional = group.Functional(self.clock)
         torch.__future__.set_swap_module_params_on_conversion(True)
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            importlib.import_module(module)._foreach_supported_types.append(DeviceTensor)
+            importlib.import_module(module)._foreach_supported_types.append(tensors.DeviceTensor)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._stepped)
 
@@ -84,6 +87,8 @@ class Session:
 
     def _launch(self, operator: Operator, arguments: list[Any]) -> None:
         is_backward = torch._C._current_graph_task_id() != -1
+        if self._updates.have_ended(operator, arguments, is_backward):
+            self._end_iteration()
         step, segment = None, None
         if self.compiled.is_used:
             segment = self.compiled.segment(is_backward)
@@ -155,10 +160,12 @@ class Session:
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._mark("optimizer states", value)
-        if self._optimizer is None:
+        if self._optimizer is None or _first(optimizer) is _first(self._optimizer):
             self._optimizer = optimizer
-        if optimizer is not self._optimizer:
-            return
+        if optimizer is self._optimizer:
+            self._end_iteration()
+
+    def _end_iteration(self) -> None:
         if len(self.boundaries) == self._iterations:
             self.ranks.finish()
             return
@@ -189,7 +196,7 @@ class Session:
 
     def _mark(self, use: str, tensor: Any) -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)
-        if isinstance(tensor, DeviceTensor) and tensor.device.type == "cuda":
+        if isinstance(tensor, tensors.DeviceTensor) and tensor.device.type == "cuda":
             number = self.device.storage_number(tensor)
             if number is not None:
                 self.ledger.mark(number, use)
@@ -204,3 +211,8 @@ def _is_expandable() -> bool:
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for entry in optimizer.param_groups for one in entry["params"]]
+
+
+def _first(optimizer: Any) -> Any:
+    """Return an optimizer's first parameter; without parameters, itself."""
+    return next(iter(_parameters(optimizer)), optimizer)

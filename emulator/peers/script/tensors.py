@@ -1,6 +1,7 @@
 """The tensors of an emulated GPU, and how they are printed, read and copied; `device.py` runs their operators."""
 
 import copy
+import functools
 import multiprocessing.context
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,8 @@ else:
 
 class Owner(Protocol):
     """The device, for its tensors."""
+
+    known: Any
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
@@ -71,8 +74,44 @@ class DeviceTensor(_Tensor):
             raise EmulationError(
                 "a tensor on the GPU is an argument of a Process: processes that share a GPU can't be emulated"
             )
-        return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
+        known = owner[0].known.payload(self)
+        return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad, known)
 
 
-def _remake(shape: Any, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
+_map_locations: list[Any] = []
+"""Arguments `map_location` of the running calls of torch.load."""
+
+
+def _remake(shape: Any, dtype: Any, device: str, requires_grad: bool, known: bytes | None) -> torch.Tensor:
+    device = _mapped(_map_locations[-1], device) if _map_locations else device
+    made = torch.empty(shape, dtype=dtype, device=device)
+    owner[0].known.receive(made, known)
+    return made.requires_grad_(requires_grad)
+
+
+def _mapped(location: Any, device: str) -> Any:
+    """Return the device that `map_location` chooses for a tensor saved on `device`."""
+    if callable(location):
+        storage = location(torch.UntypedStorage(0), device)
+        return device if storage is None else storage.device
+    return location.get(device, device) if isinstance(location, dict) else location or device
+
+
+def _loading(load: Any) -> Any:
+    """Return torch.load with `map_location` also for tensors without values."""
+
+    @functools.wraps(load)
+    def loaded(f: Any, map_location: Any = None, *arguments: Any, **options: Any) -> Any:
+        _map_locations.append(map_location)
+        try:
+            return load(f, map_location, *arguments, **options)
+        finally:
+            _map_locations.pop()
+
+    return loaded
+
+
+def install() -> None:
+    """Let torch.load read what torch.save wrote."""
+    torch.serialization.add_safe_globals([_remake])
+    torch.load = torch.serialization.load = _loading(torch.load)

@@ -36,5 +36,10 @@ def test_accelerate_launch():
     assert (read.script, read.processes) == (("train.py", "--lr", "1"), 16)
     assert read.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert read_command(["accelerate", "launch", "train.py"], per_node=8).processes == 8
+    single = read_command(
+        ["accelerate", "launch", "--num_processes", "1", "--mixed_precision", "bf16", "train.py"], per_node=8
+    )
+    assert (single.script, single.processes) == (("train.py",), 0)  # no process group
+    assert single.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     with pytest.raises(ConfigError, match="--use_deepspeed: expected GPUs under DDP or FSDP"):
         read_command(["accelerate", "launch", "--use_deepspeed", "train.py"], per_node=8)

@@ -1,0 +1,114 @@
+"""Training loops without an optimizer of torch, or with a new one for each step, and what scripts save and load."""
+
+import textwrap
+
+import pytest
+
+from tests.support.play import play
+
+pytest.importorskip("torch")
+
+LOOP = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+for step in range(9):
+    assert step < 4, "the script runs on after its iterations"
+    model.zero_grad()
+    model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+"""
+WEIGHTS = 4 * (1024 * 1024 + 1024)
+UPDATES = {
+    "data": "for p in model.parameters(): p.data.add_(p.grad, alpha=-0.1)",
+    "no grad": "with torch.no_grad():\n    for p in model.parameters(): p -= 0.1 * p.grad",
+    "foreach": "own = list(model.parameters())\nwith torch.no_grad(): torch._foreach_add_(own, [p.grad for p in own])",
+    "a new optimizer": "torch.optim.SGD(model.parameters(), 0.1).step()",
+}
+
+
+@pytest.mark.parametrize("how", UPDATES)
+def test_updates(tmp_path, how):
+    """Each update of the parameters ends an iteration; the last of three is reported."""
+    result = play(tmp_path, LOOP + textwrap.indent(UPDATES[how], "    "))["result"]
+    assert "the script ran one iteration: its time includes setup" not in result["notes"]
+    assert result["memory"]["weights"] == WEIGHTS
+    assert result["memory"]["gradients"] == WEIGHTS
+    assert result["parts"]["matrix products"] > 0
+
+
+def test_optimizer_after_changed_input(tmp_path):
+    """Once a script has an optimizer, only its steps end iterations: an input changed by its gradient does not."""
+    text = """
+    import torch
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        image = torch.randn(64, 1024, device="cuda", requires_grad=True)
+        for attack in range(5):
+            model(image).square().mean().backward()
+            image.data.add_(image.grad)
+        optimizer.step()
+        print("step", step)
+    """
+    assert play(tmp_path, textwrap.dedent(text))["result"]["operators"] > 5 * 4
+    assert (tmp_path / "out").read_text().count("step") == 2
+
+
+def test_saved_and_loaded(tmp_path):
+    """torch.load reads what torch.save wrote, weights only, where map_location says, with the values that are known."""
+    text = """
+    import torch
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+    step()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "few": torch.tensor([1.0, 2.0]).cuda()}
+    torch.save(saved, "FILE")
+    before = torch.cuda.memory_allocated()
+    for place in ("cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda storage, location: storage):
+        loaded = torch.load("FILE", map_location=place)
+        assert not loaded["model"]["weight"].is_cuda and loaded["few"].tolist() == [1.0, 2.0]
+    assert torch.cuda.memory_allocated() == before
+    loaded = torch.load("FILE")
+    assert loaded["model"]["weight"].is_cuda and loaded["few"].tolist() == [1.0, 2.0]
+    assert torch.cuda.memory_allocated() > before + 3 * 4 * 1024 * 1024
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    step()
+    step()
+    """
+    outcome = play(tmp_path, textwrap.dedent(text).replace("FILE", str(tmp_path / "model.pt")))
+    assert "result" in outcome, outcome
+
+
+def test_compiled_module_has_its_original(tmp_path):
+    """A compiled module has torch's attribute with the module that was compiled, outside its state."""
+    text = """
+    import torch
+    model = torch.compile(torch.nn.Linear(1024, 1024).cuda())
+    assert list(model._orig_mod.state_dict()) == ["weight", "bias"]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(5):
+        model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, textwrap.dedent(text))
+
+
+def test_monitored_barrier(tmp_path):
+    """Gloo's barrier with a time-out, a method of the process group."""
+    text = """
+    import datetime, torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=9))
+    group.monitored_barrier()
+    weight = torch.nn.Parameter(torch.ones(1000, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(4):
+        weight.square().sum().backward()
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, textwrap.dedent(text), world=8)
