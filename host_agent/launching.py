@@ -39,9 +39,7 @@ def run_command(
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | None, interrupted_s: float) -> int:
-    process = subprocess.Popen(
-        runnable(command), env=environment, stdout=stdout, preexec_fn=dying_with_us(signal.SIGTERM)
-    )
+    process = subprocess.Popen(dying_with_us(runnable(command), signal.SIGTERM), env=environment, stdout=stdout)
     try:
         return process.wait()
     except KeyboardInterrupt:

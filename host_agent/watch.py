@@ -114,7 +114,7 @@ class Watch:
         sent, resent = int(counters["sent"]) - begun.sent, int(counters["retransmitted"]) - begun.retransmitted
         return (
             f": {done:,} of {chunks:,} chunks in {elapsed_s:,.1f} s{all_of_it}, {resent:,} of {sent:,} packets sent "
-            f"were retransmissions, {worker.identity['slots']} slots of {worker.identity['payload']} bytes"
+            f"were retransmissions, {worker.identity['slots']} slots of {task['capacity']} bytes"
         )
 
 

@@ -59,7 +59,7 @@ def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, 
     inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     environment = inherited | own | settings.environment()
     command = [sys.executable, "-m", "emulator.peers.run", *script]
-    return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None, preexec_fn=dying_with_us())
+    return subprocess.Popen(dying_with_us(command), env=environment, stdout=_STDERR if quiet else None)
 
 
 def torchrun_environment(rank: int, world: int, per_node: int, port: int) -> dict[str, str]:

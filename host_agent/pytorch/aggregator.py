@@ -76,18 +76,17 @@ class ChildAggregator:
     ):
         cache.share()
         module = (sys.executable, "-m", "host_agent.pytorch.aggregator")
-        options = ("--bind", bind, "--control-port", "0", "--events-port", "0", "--json", *options)
+        line = [*module, *command, "--bind", bind, "--control-port", "0", "--events-port", "0", "--json", *options]
         # Its errors are shown only if it fails: a rank's stderr belongs to the user's script.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         # A session of its own: Ctrl-C in the terminal reaches the ranks, which then stop the aggregator in an orderly
         # way.
         self._process = subprocess.Popen(
-            [*module, *command, *options],
+            line if lingers else dying_with_us(line),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
-            preexec_fn=None if lingers else dying_with_us(),
         )
         self._address: str | None = None
 

@@ -89,7 +89,7 @@ class SoftwareDataplane(SoftwareTraits):
         self._jobs: dict[int, JobState] = {}
         if self._shared:
             with suppress(OSError):  # not supported by the kernel: ranks use UDP
-                _, self._memory_fd, self.memory = shm.create(1, 1)
+                _, self._memory_fd, self.memory = shm.create(1, 1, memory="switchml-probe")
 
     # -- lifecycle --
 

@@ -86,14 +86,16 @@ def new_memory(name: str, size_bytes: int) -> int:
     return fd
 
 
-def create(ranks: int, slots: int, data_bytes: int = DATA_BYTES) -> tuple[Segment, int, str]:
+def create(
+    ranks: int, slots: int, data_bytes: int = DATA_BYTES, memory: str = "switchml-job"
+) -> tuple[Segment, int, str]:
     """Create a segment for packets with `data_bytes` of data; return (segment, file descriptor, name for `attach`). The
-    creator keeps the descriptor open while ranks may attach.
+    creator keeps the descriptor open while ranks may attach. `memory`: its name in /proc/PID/fd.
 
     Raises OSError where the kernel has no memfd or no memory.
     """
     layout = _layout(ranks, slots, data_bytes)
-    fd = new_memory("switchml-job", int(layout[SIZE]))
+    fd = new_memory(memory, int(layout[SIZE]))
     try:
         segment = _map(fd, layout)
     except OSError:

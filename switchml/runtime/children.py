@@ -4,7 +4,8 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,11 +21,26 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def dying_with_us(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """Return a `preexec_fn` for subprocess.Popen: the program receives this signal when the thread that starts it
-    ends."""
-    parent = os.getpid()
-    return lambda: die_with_parent(parent, number)
+_DYING = f"""
+import ctypes, os, signal, sys
+parent, number, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, int(number), 0, 0, 0)
+if os.getppid() != int(parent):
+    os._exit(1)
+for ignored in signal.SIGPIPE, signal.SIGXFSZ:  # by Python, and by the program if it stays so
+    signal.signal(ignored, signal.SIG_DFL)
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(command[0] + ": " + error.strerror)
+"""
+
+
+def dying_with_us(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
+    """Return a command line for subprocess.Popen that becomes `command`, which receives this signal when the thread
+    that starts it ends. (A `preexec_fn` would run Python between fork and exec, where it waits forever for locks that
+    other threads held at the fork.)"""
+    return [sys.executable, "-ISc", _DYING, str(os.getpid()), str(int(number)), *command]
 
 
 def how_it_ended(exit_code: int | None) -> str:

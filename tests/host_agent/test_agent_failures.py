@@ -73,15 +73,16 @@ def test_ranks_that_disagree_about_the_dtype(join):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("call", "name", "chunks"), [(HostAgent.allreduce, "all-reduce", 4), (HostAgent.all_gather, "all-gather", 12)]
+    ("transport", "call", "name", "chunks", "slot_bytes"),
+    [("udp", HostAgent.all_gather, "all-gather", 12, 1024), ("shm", HostAgent.allreduce, "all-reduce", 1, 8192)],
 )
-def test_a_timeout_names_the_call_and_the_missing_rank(join, call, name, chunks):
-    agents = join(3)
+def test_a_timeout_names_the_call_and_the_missing_rank(join, transport, call, name, chunks, slot_bytes):
+    agents = join(3, transport=transport)
     started = [call(agent, np.ones(1000, "float32"), async_op=True, timeout_s=1.5) for agent in (agents[0], agents[2])]
     for handle in started:
         given = (
             rf"{name} 0 is not done in the time it was given; it waits for rank 1: 0 of {chunks} chunks in \d+\.\d s, "
-            r"\d+ of \d+ packets sent were retransmissions, \d+ slots of 1024 bytes$"
+            rf"\d+ of \d+ packets sent were retransmissions, \d+ slots of {slot_bytes} bytes$"
         )
         with pytest.raises(CollectiveTimeout, match=given) as caught:
             handle.wait(DEADLINE_S)

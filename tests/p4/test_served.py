@@ -224,7 +224,7 @@ def test_whom_a_stalled_job_waits_for(served):
 
 @pytest.mark.slow
 def test_too_many_ranks(served):
-    with pytest.raises(JoinError, match="a P4 switch takes 32"):
+    with pytest.raises(JoinError, match="a P4 switch supports 32 per job"):
         join_all(served.address, 33, job="many")
     assert served.inside() == served.empty
 

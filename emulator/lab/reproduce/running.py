@@ -98,14 +98,13 @@ def _printed(line: Line, folder: Path, claim: Claim) -> Any:
     for name, text in {**claim.files, **line.files}.items():
         (folder / name).write_text(text, encoding="utf-8")
     done = subprocess.Popen(
-        _command(line),
+        dying_with_us(_command(line), signal.SIGTERM),
         cwd=folder,
         env={"PET_LOG_DIR": str(folder / "logs"), **os.environ},  # torchrun leaves its logs behind if it is signaled
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=dying_with_us(signal.SIGTERM),
     )
     try:
         printed, said = done.communicate(timeout=LIMIT_S)

@@ -73,10 +73,9 @@ class Processes:
             own["profile"] = str(profile_of(Path(self.request["profile"]), rank))
         request.write_text(json.dumps(self.request | own))
         self._processes[rank] = subprocess.Popen(
-            [sys.executable, "-m", "emulator.peers.script.program", str(request), *self.words],
+            dying_with_us([sys.executable, "-m", "emulator.peers.script.program", str(request), *self.words]),
             env=os.environ | self.environments[rank],
             stdout=_STDERR if self.quiet else None,
-            preexec_fn=dying_with_us(),
             pass_fds=(theirs.fileno(),),
         )
         theirs.close()

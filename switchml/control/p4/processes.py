@@ -99,12 +99,11 @@ class SwitchProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C is for the controller, which ends the jobs first.
         return subprocess.Popen(
-            self._command,
+            dying_with_us(self._command),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
             start_new_session=True,
-            preexec_fn=dying_with_us(),
         )
 
     def _watch(self) -> None:

@@ -170,7 +170,9 @@ def test_one_job_uses_as_many_threads_as_it_lists(transport):
         results = good(on_all(range(2), lambda rank: agents[rank].allreduce(values[rank])))
         assert all((result == 3).all() for result in results)
         shards = [job for job in aggregator.status().jobs if job.name.startswith("wide.")]
-        assert len(shards) == 2 and all(job.ranks[0].counters["accepted"] > 100 for job in shards)
+        assert len(shards) == 2
+        fewer, more = sorted(job.ranks[0].counters["accepted"] for job in shards)
+        assert 10 < more < 1.1 * fewer, "half of the packets each, whatever their size"
         leave_all(agents)
     finally:
         assert aggregator.stop() == 0

@@ -9,6 +9,7 @@ from emulator.lab.bench.network.measure import Experiment
 from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.sparsity import Sparsity
 from emulator.networks.testbed.star import LinkOptions
+from switchml.control.allocation import LARGE_SLOTS
 from switchml.errors import ConfigError
 from tests.support import commands
 
@@ -60,5 +61,6 @@ def test_bench_allreduce():
     assert set(some["seconds"]) == {"switchml", "dense"}
     assert some["fraction_of_union_bound"] == pytest.approx(some["ratio_to_dense"] * some["union_density"])
     assert some["max_error"]["switchml"] < 1e-6 and empty["max_error"]["switchml"] == 0
-    # Of each call 256 packets, and the seal that all ranks have called alike.
-    assert empty["packets"]["sent"] - empty["packets"]["retransmitted"] == 2 * 2 * 257 * some["calls_per_repeat"]
+    # Of each call a packet a slot of its queue, and the seal that all ranks have called alike.
+    sent = empty["packets"]["sent"] - empty["packets"]["retransmitted"]
+    assert sent == 2 * 2 * (LARGE_SLOTS + 1) * empty["calls_per_repeat"]
