@@ -27,9 +27,19 @@ SwitchMLError
 A message says what was wrong, what was expected, and where to look.
 """
 
+LONGEST_MESSAGE = 4000
+"""Characters of a message; of a longer one, which quotes a damaged file, the middle is left out."""
+
 
 class SwitchMLError(Exception):
     """Base of every error below."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) <= LONGEST_MESSAGE:
+            return text
+        start, end = text[: LONGEST_MESSAGE * 3 // 4], text[-LONGEST_MESSAGE // 5 :]
+        return f"{start} … {len(text) - len(start) - len(end):,} characters … {end}"
 
 
 class ConfigError(SwitchMLError, ValueError):

@@ -48,7 +48,8 @@ _DAMAGE = (
 whether that concerns this file."""
 
 
-_NO_ZIP = (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError)
+_NO_ZIP = (zipfile.BadZipFile, zipfile.LargeZipFile, RuntimeError)
+"""zipfile raises RuntimeError for encrypted members, and its subclass NotImplementedError for unknown compression."""
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def read(path: Path) -> Table:
         if listed := _RANK.match(line.lstrip()):
             hosts.setdefault(int(listed[1]), listed[2])
         fields = line.replace(",", " ").split()
-        if fields and fields[0].isdigit():
+        if fields and fields[0].isdigit() and fields[0] != "0":
             rows.append((line, fields))
     ranks, nodes = len(hosts), len(set(hosts.values())) or 1
     if not ranks and (named := re.search(r"(?:(\d+)x)?(\d+)_?gpu|gpu_?(\d+)|GPU(\d+)", path.name)):
@@ -77,7 +77,7 @@ def read(path: Path) -> Table:
         size, nanoseconds = _columns(path, rows, (0, 3))
         seconds = nanoseconds * 1e-9
     else:
-        size, seconds = _timed(path, [row for row in rows if row[1][0] != "0"], ranks)
+        size, seconds = _timed(path, rows, ranks)
     if not np.all((size > 0) & np.isfinite(size) & (seconds > 0) & np.isfinite(seconds)):
         raise ConfigError(f"{path}: expected sizes and times above 0 and finite")
     order = np.argsort(size, kind="stable")

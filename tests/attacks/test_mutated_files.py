@@ -27,7 +27,7 @@ from emulator.traces.writers import chakra
 from host_agent.packet_log import PACKET
 from host_agent.pytorch import settings
 from host_agent.recording import CALL
-from switchml.errors import SwitchMLError
+from switchml.errors import LONGEST_MESSAGE, SwitchMLError
 from tests.support.bounded import bounded
 from tests.support.kineto_data import span
 from tests.support.p4_programs import PATHS
@@ -216,7 +216,11 @@ bucket_cap_mb_list = [1.5, 4.0]
 codec = ["none", "fp16"]
 memory = "residual"
 """
-NCCL = "".join(f"{1 << n} {1 << (n - 2)} float sum -1 {n}.5 1.0 1.0 0\n" for n in range(10, 20))
+NCCL = "".join(
+    f"{1 << n} {1 << (n - 2)} float sum -1 {n}.5 {a:.2f} {1.75 * a:.2f} 0\n"
+    for n in range(10, 20)
+    for a in [(1 << n) / (n + 0.5) / 1e3]
+)
 DNN = "layer_index, numel, forward_pass_ns, backward_pass_ns\n0, 1000, 5000, 9000\n1, 20, 30, 40\n"
 STF = "add ingress.t hdr.a:1 ingress.act(port:2)\npacket 0 010203040506 0708090a0b0c 0d0e\nexpect 1 0102$\nwait\n"
 
@@ -352,7 +356,7 @@ def test_damaged_files(kind, tmp_path, attempts):
             try:
                 reader(tmp_path)
             except SwitchMLError as error:
-                assert str(error), number
+                assert 0 < len(str(error)) <= LONGEST_MESSAGE, number
             except Exception as error:
                 raise AssertionError(f"mutation {number} of {kind}: {error!r}") from error
     attempts.record(f"damaged files: {kind}", count)

@@ -18,7 +18,7 @@ from emulator.traces.whatif import codec_costs
 from switchml import files
 from switchml.control.channel import read_pem
 from switchml.control.p4.tree import read_tree
-from switchml.errors import SwitchMLError, TraceError
+from switchml.errors import LONGEST_MESSAGE, SwitchMLError, TraceError
 
 ENDLESS = Path("/dev/zero")
 READERS = {
@@ -99,3 +99,20 @@ def test_zip_files_that_python_can_not_open(tmp_path, at, damage):
     for reader in (read, lambda path: files.read_arrays(path, TraceError)):
         with pytest.raises(TraceError, match="rank-0.npz"):
             reader(path)
+
+
+def test_encrypted_arrays_are_refused(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, a=np.arange(4))
+    data = bytearray(path.read_bytes())
+    for start, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(start) + flags] |= 1
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="x.npz is a broken .npz file: .*encrypted"):
+        files.read_arrays(path, TraceError)
+
+
+def test_messages_that_quote_much_leave_the_middle_out():
+    text = str(TraceError("x.json, line 1: " + "7" * 100_000 + ": expected a name"))
+    assert len(text) <= LONGEST_MESSAGE and text.startswith("x.json, line 1: 777") and text.endswith("expected a name")
+    assert str(SwitchMLError("short")) == "short"

@@ -108,6 +108,15 @@ def test_what_is_no_table_is_refused(tmp_path):
         tables.read(tmp_path / "x.txt")
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_empty_messages_are_no_rows(tmp_path, rows):
+    """nccl-tests begins with sizes of 0 bytes where -b is smaller than an element of each rank."""
+    lines = ["0 0 float sum -1 4.5 0.00 0.00 0"] * 6 + ["1024 256 float sum -1 10.24 0.10 0.18 0"] * rows
+    (tmp_path / "x_8gpu.txt").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=f"found {rows} rows"):
+        tables.read(tmp_path / "x_8gpu.txt")
+
+
 @pytest.mark.parametrize("wrong_s", [0.0, np.inf, np.nan])
 def test_a_time_that_is_none_is_refused(tmp_path, wrong_s):
     seconds = np.full(8, 1e-5)
