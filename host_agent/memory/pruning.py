@@ -25,9 +25,9 @@ _HOOKS = WeakIdKeyDictionary()
 class Pruned:
     """The remaining weights of a pruned model, created by `pruned`.
 
-    places: parameter → int32[left], ascending: indices of the remaining weights in its flattened elements. None: all
-        remain.
-    group: process group over which gradients are averaged; None in a single process.
+    - places: parameter → int32[left], ascending: indices of the remaining weights in its flattened elements. None: all
+      remain.
+    - group: process group over which gradients are averaged; None in a single process.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[nn.Parameter, torch.Tensor], group: dist.ProcessGroup | None):
@@ -178,6 +178,7 @@ class PrunedAdam(torch.optim.Optimizer):
                         _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(bucket.take)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset gradients, as torch.optim's method, also those of the remaining weights."""
         super().zero_grad(set_to_none)
         for bucket in self._buckets:
             bucket.there.clear()

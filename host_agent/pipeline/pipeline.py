@@ -23,7 +23,7 @@ _NO_SAMPLES = -(1 << 62)
 
 
 class Pipeline:
-    """One rank's stage of a model, and the schedule of micro-batches through all stages.
+    """One rank's stage of a model, and the schedule of micro-batches through all stages::
 
         pipeline = Pipeline([nn.Sequential(*layers[:4]), nn.Sequential(*layers[4:])], 8, nn.CrossEntropyLoss())
         optimizer = torch.optim.SGD(pipeline.module.parameters(), lr=0.1)
@@ -32,17 +32,17 @@ class Pipeline:
             loss = pipeline.step(images, target=labels)  # on the last stage; None elsewhere
             optimizer.step()
 
-    stages: the model's parts in order, all on every rank, of which this rank keeps its own; or this rank's stage, as
-        `torch.distributed.pipelining` creates it from a part (`PipelineStage`) or from a traced model (`build_stage`).
-        Ranks are numbered as in `pipeline_groups`.
-    micro_batches: number of micro-batches into which a batch is divided, along dimension 0.
-    loss: function of the last stage's output and a micro-batch's target, returns a scalar.
-    reduction: "mean" if `loss` is a mean over samples, "sum" if it is a sum. Gradients are those of the whole batch,
-        averaged or summed over replicas.
-    schedule: "message-driven" (ScheduleMessageDriven), or torch's "1f1b" or "gpipe".
-    groups: this rank's position and process groups. By default, for parts, the result of `pipeline_groups`; for a
-        stage of torch, there are no replicas by default.
-    in_flight: maximum number of micro-batches in the message-driven schedule; by default the number of stages.
+    - stages: the model's parts in order, all on every rank, of which this rank keeps its own; or this rank's stage, as
+      `torch.distributed.pipelining` creates it from a part (`PipelineStage`) or from a traced model (`build_stage`).
+      Ranks are numbered as in `pipeline_groups`.
+    - micro_batches: number of micro-batches into which a batch is divided, along dimension 0.
+    - loss: function of the last stage's output and a micro-batch's target, returns a scalar.
+    - reduction: "mean" if `loss` is a mean over samples, "sum" if it is a sum. Gradients are those of the whole batch,
+      averaged or summed over replicas.
+    - schedule: "message-driven" (ScheduleMessageDriven), or torch's "1f1b" or "gpipe".
+    - groups: this rank's position and process groups. By default, for parts, the result of `pipeline_groups`; for a
+      stage of torch, there are no replicas by default.
+    - in_flight: maximum number of micro-batches in the message-driven schedule; by default the number of stages.
 
     Replicas start with the first one's parameters and buffers. A stage's gradients are all-reduced over `groups.data`,
     in buckets of `bucket_bytes`, once its last micro-batch has returned, while earlier stages still compute.
