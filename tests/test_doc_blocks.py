@@ -48,8 +48,16 @@ def test_commands_run(page, folder):
     if first := TABLE["before"].get(str(page.relative_to(ROOT))):
         subprocess.run(["bash", "-c", first], check=True, timeout=900, **where)
     behind = []
+    missing = {
+        row["program"]: [command for command in RUN[page] if any(part in command.text for part in row["of"])]
+        for row in TABLE["needs"]
+        if not shutil.which(row["program"])
+    }
+    left_out = [command for those in missing.values() for command in those]
     try:
         for command in RUN[page]:
+            if command in left_out:
+                continue
             if command.run.endswith("&") or command.run.startswith(
                 ("switchml aggregate", "switchml control", "switchml switch", "switchml ui")
             ):
@@ -65,6 +73,9 @@ def test_commands_run(page, folder):
         for process in behind:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
+    for program, those in missing.items():
+        if those:
+            pytest.skip(f"all but {those[0].text}: needs the program {program}")
 
 
 @pytest.mark.timeout(900)
@@ -73,6 +84,8 @@ def test_python_runs(page, folder):
     row = TABLE["python"][page]
     if row.get("needs_root") and os.geteuid():
         pytest.skip("needs root")
+    if missing := [program for program in row.get("needs", ()) if not shutil.which(program)]:
+        pytest.skip(f"needs the program {missing[0]}")
     bin_folder = Path(sys.executable).parent
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     done = subprocess.run(

@@ -11,9 +11,12 @@ from tests.support.ranks import environment
 
 def test_one_that_does_not_linger_is_killed_with_its_parent():
     program = """
-import os, signal
+import os, signal, time
+import psutil
 from host_agent.pytorch.aggregator import ChildAggregator
 child = ChildAggregator(lingers=False)
+while "-ISc" in psutil.Process(child.pid).cmdline():  # it has not become the aggregator yet
+    time.sleep(0.01)
 os.kill(child.pid, signal.SIGSTOP)  # it does nothing by itself any more
 print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
