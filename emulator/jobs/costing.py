@@ -328,7 +328,7 @@ def _optimizer_s(stage: Stage, model: Model, job: Job, machine: Machine) -> floa
     each = implementations()[job.implemented_by(model)].optimizer_bytes[job.optimizer]
     if job.optimizer_kernels:
         each = 4.0 * UPDATED_VALUES[job.optimizer_kernels][job.optimizer]
-    each *= max(job.weight_bytes, job.master_bytes) / 4.0
+    each *= job.updated_bytes / 4.0
     experts = stage.expert_parameters
     own = job.sharded(stage.parameters - experts, experts) if job.zero else stage.parameters
     return machine.seconds(np.array([kernels.memory(each * own)]))

@@ -22,7 +22,6 @@ from emulator.jobs.workload.sharding import Sharding
 from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
 
-OPTIMIZER_KERNELS = ("fused", "foreach")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn", "zb-h1")
 DISPATCHERS = ("", "all-to-all", "flex")
 CP_EXCHANGES = ("ring", "all-to-all")
@@ -354,6 +353,11 @@ class Job(Ranged):
     def master_bytes(self) -> int:
         """Bytes per master weight beside a half-precision weight; 0: there is none."""
         return 4 if self.master_weights and self.weight_bytes < 4 else 0
+
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes per weight that the optimizer updates, the master where there is one, and of each of its states."""
+        return self.master_bytes or self.weight_bytes
 
     def attention_kernel(self, model: Transformer) -> str:
         """Return the attention kernel's name: "unfused", or one of `data/attention.toml`."""

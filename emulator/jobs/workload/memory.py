@@ -104,8 +104,8 @@ def state_bytes(job: Job) -> float:
 
 
 def _optimizer_bytes(job: Job) -> float:
-    """Return bytes of the moments of a weight, which have the precision of the weight that the optimizer updates."""
-    return float(MOMENTS[job.optimizer] * max(job.weight_bytes, job.master_bytes))
+    """Return bytes of the moments of a weight."""
+    return float(MOMENTS[job.optimizer] * job.updated_bytes)
 
 
 def _states(parameters: float, job: Job, experts: float = 0.0) -> _States:
@@ -153,8 +153,7 @@ def _update_bytes(states: _States, largest: float, job: Job, optimizer: str) -> 
     every = states.weights / job.weight_bytes
     copies, updated = (2.0, largest) if optimizer == "single" else (1.0, every)
     converts = job.master_bytes > job.gradient_bytes
-    each = max(job.weight_bytes, job.master_bytes)
-    return each * min(updated, every) * ((copies if job.optimizer == "adam" else 0.0) + converts)
+    return job.updated_bytes * min(updated, every) * ((copies if job.optimizer == "adam" else 0.0) + converts)
 
 
 def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:

@@ -20,7 +20,6 @@ _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 _LSTM = 2
 _KEPT = 2
 """States kept for backward beside the gates (assumed): the cell, or the reset state, and the output."""
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass
@@ -134,7 +133,7 @@ class _Packed(_Layers):
 
 
 def _is_acceptable(data: Any) -> bool:
-    return torch.backends.cudnn.enabled and data.dtype in _DTYPES and data.numel() > 0
+    return bool(torch.backends.cudnn.is_acceptable(data)) and data.numel() > 0
 
 
 # -- shapes --
