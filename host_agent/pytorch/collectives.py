@@ -131,9 +131,9 @@ def _alike(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], fact
 
 
 def all_reduce(group: Group, tensors: list[torch.Tensor], op: Any, timeout_s: float) -> Work | None:
-    """In-place all-reduce, for ops other than sums."""
+    """In-place all-reduce of each tensor, for ops other than sums."""
     name = agent_op(group, tensors, op)
-    if name is None or name in SUMS:
+    if name is None or name in SUMS or len({each.dtype for each in tensors}) > 1:
         return None
     batch = Batch(group, tensors, "all_reduce", len(tensors))
     for tensor in map(batch.output, tensors):

@@ -108,14 +108,17 @@ class GlooWork(AllReduceWork):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         callbacks: CallbackThreads,
+        is_queued: bool = False,
     ):
+        """`is_queued`: `begin` is called on another thread, whose calls of Gloo the caller's profiler does not see."""
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._args = tuple(contiguous(each, copies) for each in args)
         self._kwargs = {key: contiguous(each, copies) for key, each in kwargs.items()}
         self.has_copies = bool(copies)
         results = tensors_in(self._args[0]) if args and name != "send" else []
         strided = {id(copy): value for copy, value in copies}
-        super().__init__([strided.get(id(each), each) for each in results], 1, callbacks, kind_of(name) or name)
+        span = f"gloo:{kind_of(name) or name}" if is_queued else (kind_of(name) or name)
+        super().__init__([strided.get(id(each), each) for each in results], 1, callbacks, span)
         self._method = method
         self._copies = [(each, strided[id(each)]) for each in results if id(each) in strided]
 

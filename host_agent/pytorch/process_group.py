@@ -225,22 +225,21 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         op, timeout = gloo.op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean one per device of this rank, all summed into each; left to Gloo.
-        if len(listed) == 1 and self._carries(listed, op):
-            self._counts.add("all_reduce")
-            return self._submit(listed, op, timeout)
+        work = self._all_reduce(listed, op, timeout) if len(listed) == 1 else None
+        self._counts.add("all_reduce", GLOO if work is None else "")
+        return self.by_gloo("allreduce", (tensors, *args), kwargs) if work is None else work
+
+    def _all_reduce(self, tensors: list[torch.Tensor], op: Any, timeout: timedelta | None) -> Work | None:
+        """Submit an all-reduce of each tensor if the aggregator supports it, else return None."""
+        if self._carries(tensors, op):
+            return self._submit(tensors, op, timeout)
         takes_sparse = self.agent is not None and self.agent.takes_sparse
-        if takes_sparse and len(listed) == 1 and self._carries(listed, op, torch.sparse_coo) and listed[0].numel():
-            self._counts.add("all_reduce")
-            return self._submit_sparse(listed[0], op, timeout)
-        if self._takes_all and len(listed) == 1:
-            with self._submit_lock, recording.launching():
-                work = collectives.all_reduce(self, listed, op, self.seconds(timeout))
-            if work is not None:
-                self._counts.add("all_reduce")
-                return work
-        self._counts.add("all_reduce", GLOO)
-        by_gloo: Work = self.by_gloo("allreduce", (tensors, *args), kwargs)
-        return by_gloo
+        if takes_sparse and len(tensors) == 1 and self._carries(tensors, op, torch.sparse_coo) and tensors[0].numel():
+            return self._submit_sparse(tensors[0], op, timeout)
+        if not self._takes_all:
+            return None
+        with self._submit_lock, recording.launching():
+            return collectives.all_reduce(self, tensors, op, self.seconds(timeout))
 
     def dispatch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
         """Submit the call of another method if the aggregator supports it, else return None."""
@@ -253,24 +252,21 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return work
 
     def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
-        """`allreduce_coalesced(tensors, options)`: each tensor is summed separately."""
+        """`allreduce_coalesced(tensors, options)`: each tensor is reduced separately."""
         given, kwargs = premultiplied.plain("allreduce_coalesced", (tensors, *args), kwargs, self.rank())
         tensors, args = given[0], given[1:]
         op, timeout = gloo.op_and_timeout(args, kwargs)
-        if self._carries(tensors, op):
-            self._counts.add("all_reduce")
-            return self._submit(list(tensors), op, timeout)
-        self._counts.add("all_reduce", GLOO)
-        by_gloo: Work = self.by_gloo("allreduce_coalesced", (tensors, *args), kwargs)
-        return by_gloo
+        work = self._all_reduce(list(tensors), op, timeout)
+        self._counts.add("all_reduce", GLOO if work is None else "")
+        return self.by_gloo("allreduce_coalesced", (tensors, *args), kwargs) if work is None else work
 
     def by_gloo(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have Gloo perform a call of ProcessGroup's method `name`, once the ranks agree on it."""
         method = getattr(self._require_gloo(), name)
-        signature = gloo.signature_of(name, args, kwargs, self.notes_shapes)
-        agent = self.agent
-        work = gloo.GlooWork(name, method, args, kwargs, self.callbacks)
-        if signature is None or agent is None or not agent.takes_collectives:
+        agrees = self.agent is not None and self.agent.takes_collectives
+        signature = gloo.signature_of(name, args, kwargs, self.notes_shapes) if agrees else None
+        work = gloo.GlooWork(name, method, args, kwargs, self.callbacks, is_queued=signature is not None)
+        if signature is None:
             if not work.has_copies:
                 return method(*args, **kwargs)
             work.begin()

@@ -25,8 +25,7 @@ from switchml.errors import CollectiveTimeout
 
 NO_TIMEOUT = timedelta(0)
 """Value that torch passes to `wait` when the caller specified no timeout."""
-PREFIX = "switchml:"
-SPAN = f"{PREFIX}all_reduce"
+SPAN = "switchml:all_reduce"
 """Name of the profiler span, like Gloo's `gloo:all_reduce`."""
 
 
@@ -107,7 +106,7 @@ class AllReduceWork(Work):
         inputs: list[torch.Tensor] | None = None,
     ):
         """`parts`: number of calls of `part_done` to wait for. `span`: its name in a profile, which shows the shapes of
-        `inputs`, by default those of `tensors`; a name without PREFIX is not shown."""
+        `inputs`, by default those of `tensors`; a name without `:` is not shown."""
         super().__init__()
         self._modes = CallersModes()
         self.tensors = tensors
@@ -115,7 +114,7 @@ class AllReduceWork(Work):
         """Steps between the last part and the end (copies out of staging buffers), run on a callback thread in the
         caller's modes."""
         self._callbacks = callbacks
-        self._name = words(span.removeprefix(PREFIX))
+        self._name = words(span.rpartition(":")[2])
         self._parts = parts
         self._lock = threading.Lock()
         self._finished = threading.Event()
@@ -226,7 +225,7 @@ class AllReduceWork(Work):
 def _begin_span(tensors: list[torch.Tensor], name: str) -> Callable[[], object]:
     """Begin the profiler's span if a profiler is running; returns a function that ends it, on any thread. Skipped
     during a recording, which has a more precise span of the same name."""
-    if not name.startswith(PREFIX) or not torch.autograd._profiler_enabled() or recording.is_on():
+    if ":" not in name or not torch.autograd._profiler_enabled() or recording.is_on():
         return lambda: None
     span = _autograd._record_function_with_args_enter(name, *tensors)
     return lambda: _autograd._record_function_with_args_exit(span)

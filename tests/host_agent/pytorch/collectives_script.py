@@ -329,13 +329,18 @@ def uneven_inputs():
 
 
 def profiled():
-    """A torch profiler sees our all-reduces, with the shapes, as it sees Gloo's."""
+    """A torch profiler sees our all-reduces, with the shapes, and those that Gloo does for us once ranks agree."""
+    highest = [torch.full((numel,), float(RANK)) for numel in (2, 3)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         dist.all_reduce(torch.ones(3, 4))
         dist.all_reduce(torch.ones(5), op=dist.ReduceOp.MAX)
+        dist.group.WORLD.allreduce_coalesced(highest, dist.ReduceOp.MAX).wait()
+        dist.all_reduce(torch.ones(6), op=dist.ReduceOp.PRODUCT)
+    for tensor in highest:
+        expect(tensor, torch.full_like(tensor, SIZE - 1))
     ours = [event for event in profile.events() if event.name == "switchml:all_reduce"]
-    assert [event.input_shapes for event in ours] == [[[3, 4]], [[5]]] and ours[0].is_async
-    assert all(event.name != "gloo:all_reduce" for event in profile.events())
+    assert [event.input_shapes for event in ours] == [[[3, 4]], [[5]], [[2], [3]]] and ours[0].is_async
+    assert [event.input_shapes for event in profile.events() if event.name == "gloo:all_reduce"] == [[[6]]]
 
 
 def what_is_left() -> dict[str, list[str]]:

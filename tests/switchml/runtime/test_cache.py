@@ -59,7 +59,6 @@ def test_processes_share_what_a_full_home_can_not_take(tmp_path):
 
 
 def test_a_training_says_it_before_its_long_imports(tmp_path):
-    pytest.importorskip("sklearn")
     (tmp_path / "file").touch()
     program = """
 import sys
