@@ -26,6 +26,7 @@ from emulator.jobs.workload.implementations import (
     attention_kernels,
     cross_entropies,
     implementations,
+    resolved_attention,
 )
 from emulator.jobs.workload.job import KEPT, Job
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
@@ -156,8 +157,8 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     implementation = implementations()[job.implemented_by(model)]
     rates = window_rates = 0.0, 0.0
     if job.flash(model):
-        name, head = job.attention_kernel(model), model.head
-        kernel = attention_kernels()[name]
+        name = resolved_attention(job.attention_kernel(model), implementation, machine.device, job.precision)
+        kernel, head = attention_kernels()[name], model.head
         # In a ring, a kernel sees one rank's part of the keys.
         tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
         rates = kernel.rates(machine.device, name, job.precision, tokens, head)
@@ -382,7 +383,7 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
         "(switchml emulate list constants)",
     ]
     if isinstance(model, Transformer):
-        lines.append(_named_kernels(model, job))
+        lines.append(_named_kernels(model, job, cluster.device))
     if job.dp > 1 and job.zero < 3:
         parameters = job.bucket_parameters(model)
         size = bytes_text(parameters * job.gradient_bytes)
@@ -404,11 +405,13 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     return lines
 
 
-def _named_kernels(model: Transformer, job: Job) -> str:
+def _named_kernels(model: Transformer, job: Job, device: Accelerator) -> str:
     """Name the attention and loss kernels, and say where an unfused kernel replaces a fused one."""
-    name = job.attention_kernel(model)
-    attention = attention_kernels()[name].title if job.flash(model) else "unfused, scores in memory"
-    if name != UNFUSED and not job.flash(model):
-        multiple = implementations()[job.implemented_by(model)].head_multiple
+    name, implementation = job.attention_kernel(model), implementations()[job.implemented_by(model)]
+    attention = "unfused, scores in memory"
+    if job.flash(model):
+        attention = attention_kernels()[resolved_attention(name, implementation, device, job.precision)].title
+    elif name != UNFUSED:
+        multiple = implementation.head_multiple
         attention += f" (fused kernels take heads that are multiples of {multiple}, not {model.head})"
     return f"attention: {attention}; loss: {cross_entropies()[job.loss_kernel(model)].title}"

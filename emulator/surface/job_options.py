@@ -113,7 +113,12 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
             str,
             "Code that runs the model (switchml emulate list implementations).",
         ),
-        ("--attention", "job.attention", str, "Attention's kernel: unfused, flash, fa1, triton, fa2, fa3 or sdpa."),
+        (
+            "--attention",
+            "job.attention",
+            str,
+            "Attention's kernel: unfused, fa2, fa3, cudnn, …; flash: the implementation's choice.",
+        ),
         ("--cross-entropy", "job.cross_entropy", str, "Loss: megatron, eager, compiled, fused or composer."),
         ("--fuse/--no-fuse", "job.fuse", bool, "One kernel of the element-wise ones between two products."),
     ],

@@ -92,6 +92,8 @@ class Implementation:
     quantize_kernels: dict[str, int] = field(default_factory=dict)
     """Kernels that quantize the input of an expert's GEMM in fp8, mxfp8 and nvfp4, by architecture; with "streams", per
     expert."""
+    attention: dict[str, str] = field(default_factory=dict)
+    """Fused attention kernel in half precision, by architecture; FlashAttention-2 on others."""
     head_multiple: int = 1
     """Head sizes that fused attention supports must be a multiple of this; others keep scores in memory."""
     routing_kernels: tuple[int, int] = (0, 0)
@@ -152,6 +154,7 @@ def cross_entropies() -> dict[str, CrossEntropy]:
 
 UNFUSED = "unfused"
 FLASH = "flash"
+FULL_PRECISIONS = ("fp32", "tf32")
 """Name of the default fused kernel: FlashAttention-2."""
 BLOCK = 128
 """Queries (or keys, backward) per block of FlashAttention's kernels (flash_fwd_launch_template.h,
@@ -181,6 +184,8 @@ class AttentionKernel:
     """Head sizes that the kernel is compiled for: others are padded to the next larger one; empty: any."""
     architectures: tuple[str, ...] = ()
     """Supported accelerator architectures; empty: all."""
+    full_precision: bool = False
+    """Runs in fp32 and tf32 instead of half precision; `share` is of the fp32 peak."""
 
     def padded(self, head: int) -> int:
         """Return the size to which a head is padded."""
@@ -191,7 +196,7 @@ class AttentionKernel:
     ) -> tuple[float, float]:
         """Return FLOP/s forward and backward on causal sequences of `tokens` tokens, not counting the upper triangle,
         pairs outside a sliding `window` (0: none), or head padding. At most the rate of a GEMM. Raises ConfigError
-        where the kernel does not run.
+        where the kernel does not run, on that accelerator or in that precision.
 
         With a window, queries have as few keys as in short sequences, and the range ends inside blocks on both sides.
         """
@@ -200,7 +205,11 @@ class AttentionKernel:
                 f"attention {name}: {self.title} runs on {' and '.join(self.architectures)}, {device.title} is "
                 f"{device.architecture}"
             )
-        both = device.attention_flops.get(name, self.share * device.flash_rate(precision))
+        if self.full_precision != (precision in FULL_PRECISIONS):
+            its = "fp32 and tf32" if self.full_precision else "half precision"
+            raise ConfigError(f"attention {name}: {self.title} runs in {its}, the job is in {precision}")
+        unit = device.peak("fp32") if self.full_precision else device.flash_rate(precision)
+        both = device.attention_flops.get(name, self.share * unit)
         padded = self.padded(head)
         both *= (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
         is_windowed = 0 < window < tokens
@@ -212,11 +221,18 @@ class AttentionKernel:
 
 @cache
 def attention_kernels() -> dict[str, AttentionKernel]:
-    """Return the kernels by name, with `flash` for the default."""
-    read = datafile.build_all(AttentionKernel, DATA / "attention.toml")
-    return {FLASH: read["fa2"], **read}
+    """Return the kernels by name."""
+    return datafile.build_all(AttentionKernel, DATA / "attention.toml")
+
+
+def resolved_attention(name: str, implementation: Implementation, device: Accelerator, precision: str) -> str:
+    """Return the kernel that "flash" stands for: what the implementation chooses on the accelerator. Other names are
+    returned as they are."""
+    if name != FLASH:
+        return name
+    return "efficient" if precision in FULL_PRECISIONS else implementation.attention.get(device.architecture, "fa2")
 
 
 def attention_names() -> tuple[str, ...]:
     """Return all names that a model or a job may use."""
-    return (UNFUSED, *attention_kernels())
+    return (UNFUSED, FLASH, *attention_kernels())

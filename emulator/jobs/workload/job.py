@@ -12,6 +12,7 @@ from emulator import datafile
 from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
 from emulator.jobs.workload.implementations import (
     DDP_BUCKET_BYTES,
+    FULL_PRECISIONS,
     UNFUSED,
     attention_names,
     cross_entropies,
@@ -110,7 +111,8 @@ class Job(Ranged):
     """Whether element-wise kernels between two GEMMs are fused, as compilers do (XLA, TorchInductor); for layer tables,
     whose kernels are counted."""
     attention: str = ""
-    """Attention: "unfused", "flash" or a kernel of `data/attention.toml`; empty: the model's default."""
+    """Attention: "unfused", "flash" (what the implementation chooses on the accelerator) or a kernel of
+    `data/attention.toml`; empty: the model's default."""
     implementation: str = ""
     """Implementation, from `data/implementations.toml`; empty: the model's default."""
     cross_entropy: str = ""
@@ -342,7 +344,7 @@ class Job(Ranged):
     @property
     def element_bytes(self) -> int:
         """Bytes per element of activations, and of weights as kernels read them."""
-        return 4 if self.precision in ("fp32", "tf32") else 2
+        return 4 if self.precision in FULL_PRECISIONS else 2
 
     @property
     def weight_bytes(self) -> int:
@@ -360,7 +362,8 @@ class Job(Ranged):
         return self.master_bytes or self.weight_bytes
 
     def attention_kernel(self, model: Transformer) -> str:
-        """Return the attention kernel's name: "unfused", or one of `data/attention.toml`."""
+        """Return the attention kernel's name: "unfused", "flash" (the implementation's choice), or one of
+        `data/attention.toml`."""
         return self.attention or model.attention
 
     def loss_kernel(self, model: Transformer) -> str:

@@ -17,7 +17,7 @@ from emulator.jobs.workload.job import Job
 from emulator.lab.validation.rows import published
 
 TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200"}
-ATTENTION = {"h100-dgx": "fa3"}
+ATTENTION = {"h100-dgx": "cudnn"}
 """cuDNN's attention on Hopper is as fast as FlashAttention-3; for Blackwell no rate is known other than the
 FlashAttention-2 default."""
 Published = tuple[str, Request, float]

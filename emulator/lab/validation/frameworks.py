@@ -36,7 +36,7 @@ def nemo() -> list[Published]:
 
 def _nemo(row: dict[str, str]) -> Published:
     fields = job_fields(row, "gpus", "batch", "micro_batch", "sequence", "tp", "pp", "cp", "virtual_stages")
-    fields |= {"zero": 1, "precision": "fp8", "implementation": "megatron-core", "attention": "fa3"}
+    fields |= {"zero": 1, "precision": "fp8", "implementation": "megatron-core", "attention": "cudnn"}
     job = Job(**fields, sequence_parallel=fields["tp"] > 1, async_tp=fields["tp"] > 1)
     batches = f"{job.batch} of {job.sequence} in {job.micro_batch}"
     name = f"{row['model']} x {job.gpus}, {batches}, tp {job.tp} pp {job.pp} cp {job.cp}"
