@@ -131,7 +131,8 @@ def late(
     if call is None:
         return None
     culprits = f"; it waits for rank {_listed(missing)}" if missing else ""
-    message = f"job '{job}': {call.name} is not done in the time it was given{culprits}{progress(call)}"
+    # Gloo's and NCCL's errors have the word "timeout", which callers look for.
+    message = f"job '{job}': {call.name} reached its timeout before it was done{culprits}{progress(call)}"
     return CollectiveTimeout(message, missing)
 
 

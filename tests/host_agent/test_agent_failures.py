@@ -81,7 +81,7 @@ def test_a_timeout_names_the_call_and_the_missing_rank(join, transport, call, na
     started = [call(agent, np.ones(1000, "float32"), async_op=True, timeout_s=1.5) for agent in (agents[0], agents[2])]
     for handle in started:
         given = (
-            rf"{name} 0 is not done in the time it was given; it waits for rank 1: 0 of {chunks} chunks in \d+\.\d s, "
+            rf"{name} 0 reached its timeout before it was done; it waits for rank 1: 0 of {chunks} chunks in \d+\.\d s, "
             rf"\d+ of \d+ packets sent were retransmissions, \d+ slots of {slot_bytes} bytes$"
         )
         with pytest.raises(CollectiveTimeout, match=given) as caught:
@@ -107,7 +107,7 @@ def test_a_call_can_be_late_while_others_finish(join):
             break
         time.sleep(0.002)
     given = (
-        r"all-reduce 1000 is not done in the time it was given(; it waits for rank 1)?: "
+        r"all-reduce 1000 reached its timeout before it was done(; it waits for rank 1)?: "
         r"(0 of 1 chunks in \d+\.\d s, .*|it has not begun, as earlier ones are under way)$"
     )
     with pytest.raises(CollectiveTimeout, match=given):
