@@ -81,8 +81,8 @@ def test_a_timeout_names_the_call_and_the_missing_rank(join, transport, call, na
     started = [call(agent, np.ones(1000, "float32"), async_op=True, timeout_s=1.5) for agent in (agents[0], agents[2])]
     for handle in started:
         given = (
-            rf"{name} 0 reached its timeout before it was done; it waits for rank 1: 0 of {chunks} chunks in \d+\.\d s, "
-            rf"\d+ of \d+ packets sent were retransmissions, \d+ slots of {slot_bytes} bytes$"
+            rf"{name} 0 reached its timeout before it was done; it waits for rank 1: 0 of {chunks} chunks in "
+            rf"\d+\.\d s, \d+ of \d+ packets sent were retransmissions, \d+ slots of {slot_bytes} bytes$"
         )
         with pytest.raises(CollectiveTimeout, match=given) as caught:
             handle.wait(DEADLINE_S)

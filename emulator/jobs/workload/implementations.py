@@ -92,6 +92,8 @@ class Implementation:
     quantize_kernels: dict[str, int] = field(default_factory=dict)
     """Kernels that quantize the input of an expert's GEMM in fp8, mxfp8 and nvfp4, by architecture; with "streams", per
     expert."""
+    attention_default: str = "flash"
+    """Attention of models that don't say: "unfused" or "flash"."""
     attention: dict[str, str] = field(default_factory=dict)
     """Fused attention kernel in half precision, by architecture; FlashAttention-2 on others."""
     head_multiple: int = 1

@@ -364,7 +364,8 @@ class Job(Ranged):
     def attention_kernel(self, model: Transformer) -> str:
         """Return the attention kernel's name: "unfused", "flash" (the implementation's choice), or one of
         `data/attention.toml`."""
-        return self.attention or model.attention
+        given = self.attention or model.attention
+        return given or implementations()[self.implemented_by(model)].attention_default
 
     def loss_kernel(self, model: Transformer) -> str:
         """Return the name of the cross entropy; torch's own keeps the precision of a model without master weights."""

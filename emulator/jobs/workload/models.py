@@ -83,9 +83,9 @@ class Transformer(Ranged):
     """Whether the vocabulary projection shares the embedding's weights."""
     learned_positions: bool = True
     biases: bool = True
-    attention: str = "unfused"
+    attention: str = ""
     """"unfused": scores are written to memory, as Megatron-LM did until 2022; "flash": they are not; or a kernel of
-    `data/attention.toml`."""
+    `data/attention.toml`; empty: the implementation's."""
     implementation: str = ""
     """Implementation, from `data/implementations.toml`; empty: Megatron-LM, or torch where the job is sharded by FSDP.
     """
@@ -111,7 +111,7 @@ class Transformer(Ranged):
             raise ConfigError("latent attention has both a query_rank and a kv_rank")
         if self.experts_per_token > self.experts:
             raise ConfigError(f"experts_per_token is {self.experts_per_token}, but there are {self.experts} experts")
-        datafile.check_name("attention", self.attention, attention_names())
+        datafile.check_name("attention", self.attention, ("", *attention_names()))
         datafile.check_name("implementation", self.implementation, ("", *implementations()))
         datafile.check_name("cross-entropy", self.cross_entropy, ("", *cross_entropies()))
 

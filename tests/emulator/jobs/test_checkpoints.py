@@ -16,7 +16,7 @@ DGX = clusters.load("a100-dgx")
 GPT = models.Transformer("gpt", "a small GPT", "made up", 12, 1024, 16, 51200, 512)
 SPLITS = {
     "alone": Job(gpus=1, batch=4, micro_batch=4),
-    "zero 3": Job(gpus=4, batch=16, micro_batch=4, zero=3),
+    "zero 3": Job(gpus=4, batch=16, micro_batch=4, zero=3, attention="unfused"),
     "stages": Job(gpus=2, pp=2, batch=16, micro_batch=4),
     "pieces": Job(gpus=2, pp=2, batch=16, micro_batch=4, schedule="interleaved", virtual_stages=3),
 }
