@@ -139,7 +139,7 @@ def emulate(
         write_timeline(emulation.played, timeline_file)
     if report_file is not None:
         from emulator.surface.api.page import page_of
-        from emulator.surface.report.picture import write_report
+        from emulator.surface.report.page import write_report
 
         with progress("writing the report"):
             write_report(page_of(emulation, rows, _axis_names(sweeps)), report_file)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from emulator.surface.report.diagnosis import write_page
-from emulator.surface.report.diagnosis_picture import write_report
+from emulator.surface.report.diagnosis import write_page, write_report
 from emulator.traces.diagnosis.checks import diagnose
 from emulator.traces.diagnosis.context import iterations
 from emulator.traces.events import LaneKind, What
