@@ -2,7 +2,6 @@
 the iteration with its critical path, possible gains (its template is `diagnosis.html`); or a plot.
 """
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from emulator.surface.report.tracks import Lane, cause_of, is_above
 from emulator.traces.diagnosis.checks import Diagnosis
 from switchml import plotting
 from switchml.pages import charts, page
-from switchml.units import TimeUnit, time_text
+from switchml.units import time_text
 
 SHORT = {"exposed communication": "communication"}
 """Name of a part where its hidden time counts too, or where it is on the critical path."""
@@ -25,33 +24,16 @@ MAX_RANKS = 16
 
 
 def write_report(diagnosis: Diagnosis, path: Path, title: str) -> None:
-    """Write `diagnosis` in the format of the file's suffix: a page, or a plot of the causes of each rank's time and the
-    gain of each finding. Raises ConfigError if it can't be written."""
+    """Write `diagnosis` in the format of the file's suffix: a page, or a plot of the causes of each rank's time and
+    of what would help. Raises ConfigError if it can't be written."""
     if path.suffix == ".html":
         write_page(diagnosis, path, title)
         return
-    context, findings = diagnosis.context, diagnosis.findings
-    unit = TimeUnit([context.iteration_s])
-    rows = context.causes.by_rank()[:MAX_RANKS]
-    names = [context.short_name(rank) for rank in range(len(rows))]
-    height = 2.5 + max(0.3 * len(rows), 0.5 * len(findings))
-    with plotting.figure(path, title, (14 if findings else 8, height), columns=1 + bool(findings)) as (causes, *others):
-        left = np.zeros(len(rows))
-        for cause in rows[0] if rows else ():
-            widths = np.array([row[cause] for row in rows]) / unit.size_s
-            if widths.any():
-                causes.barh(names, widths, left=left, label=cause)
-                left += widths
-        causes.invert_yaxis()
-        causes.set(xlabel=f"{unit.name} of an iteration", title="where the time goes")
-        causes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
-        for axes in others:
-            labels = ["\n".join(textwrap.wrap(f"{n}. {each.title}", 40)) for n, each in enumerate(findings, 1)]
-            gains = axes.barh(labels, [each.gain_s / unit.size_s for each in findings], color=plotting.SWITCHML)
-            axes.bar_label(gains, [f"{each.share:.1%}" for each in findings], padding=3)
-            axes.invert_yaxis()
-            axes.margins(x=0.2)
-            axes.set(xlabel=unit.name, title="what changes gain")
+    shown = _content(diagnosis, title)
+    drawn = [{"title": "Where the time goes", "spec": shown["breakdown"]["spec"]}]
+    if shown["speedups"]:
+        drawn.append({"title": "What would help", "spec": shown["speedups_chart"]})
+    plotting.draw_charts(path, title, drawn)
 
 
 def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
@@ -86,7 +68,11 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
         "path_op_types": shares(list(context.path.by_op_type.items())[:LONGEST], whole_s),
         "speedups": gains,
         "speedups_chart": charts.marked_bars(
-            [{"row": name, "part": kind, "value": s, "text": time_text(s)} for name, kind, s, _ in gains], "seconds"
+            [
+                {"row": name, "part": kind, "value": s, "text": f"{time_text(s)} ({share:.1%})"}
+                for name, kind, s, share in gains
+            ],
+            "seconds",
         ),
     }
 

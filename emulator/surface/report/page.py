@@ -60,10 +60,10 @@ def write_report(content: Page, path: Path) -> None:
 def _panels(content: Page) -> list[Panel]:
     whole_s = content.played.makespan_s
     shares = {name: 100 * s / whole_s for name, s in parts(content.played).mean().items() if s}
-    shown: list[Panel] = [_bars(f"an iteration of {time_text(whole_s)}", "% of its time", shares)]
+    shown: list[Panel] = [_bars(f"An iteration of {time_text(whole_s)}", "% of its time", shares)]
     if memory_bytes := content.memory_bytes:
-        limit = f" of {content.memory_limit_bytes / GIB:.0f}" if content.memory_limit_bytes else ""
-        title = f"memory: {sum(memory_bytes.values()) / GIB:.1f}{limit} GiB"
+        limit = f" of {memory_text(content.memory_limit_bytes)}" if content.memory_limit_bytes else ""
+        title = f"Memory: {memory_text(sum(memory_bytes.values()))}{limit}"
         shown.append(_bars(title, "GiB", {name: size / GIB for name, size in memory_bytes.items()}))
     return [*shown, *content.charts]
 

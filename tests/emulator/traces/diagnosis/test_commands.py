@@ -129,12 +129,12 @@ def test_compute_is_what_kernels_cover():
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_picture_of_what_was_found(found, tmp_path, ending):
-    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install 'switchml[plot]')")
+    pytest.importorskip("vl_convert", reason="needs vl-convert (pip install 'switchml[plot]')")
     path = tmp_path / f"out.{ending}"
     write_report(found, path, "Diagnosis of <run>")
     assert path.stat().st_size > 1000
     if ending == "svg":
-        assert "what changes gain" in path.read_text() and "waiting for peers" in path.read_text()
+        assert "What would help" in path.read_text() and "waiting for peers" in path.read_text()
 
 
 def test_page_says_what_was_found(found, tmp_path):
