@@ -247,8 +247,8 @@ def described(file: str | None, options: dict[str, Any], is_trusted: bool) -> di
 def show(emulation: Any) -> None:
     """Print the results of a job."""
     from emulator.jobs.defaults import batch_text
-    from emulator.surface.cli.emulate_choice import show_choice
     from emulator.surface.cli.emulate_jobs import show_assumptions
+    from emulator.surface.report.ranking import show_choice
 
     job, cluster = emulation.plan.job, emulation.plan.cluster
     say((emulation.plan.model.title, "bold"), f" on {job.gpus} x {cluster.device.title} ({cluster.name})")
