@@ -15,12 +15,11 @@ from switchml.errors import ConfigError
 _IN_PLACE = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 """Folders of /dev/stdout and the like, whose targets must not be replaced."""
 
-DRAWINGS = dict.fromkeys((".png", ".svg", ".pdf"), "matplotlib")
-PICTURES = {**DRAWINGS, ".html": "vl_convert"}
+PICTURES = dict.fromkeys((".png", ".svg", ".pdf", ".html"), "vl_convert")
 ROWS = {".csv": "", ".parquet": "pyarrow"}
 TIMELINES = {".json": "", ".json.gz": ""}
 """Kinds of files: file name extension → module that writes it."""
-_EXTRAS = {"matplotlib": "plot", "vl_convert": "report", "pyarrow": "parquet"}
+_EXTRAS = {"vl_convert": "report", "pyarrow": "parquet"}
 
 
 def check(path: str | Path, kinds: Mapping[str, str]) -> None:

@@ -326,7 +326,7 @@ PARTIAL_BITS = (
 
 class SwitchMLSparse(SwitchML):
     """A packet of a sparse stream, in either direction (section 8). Without `values` it has no data; byte 9 is `flags`
-    in a result. `packet.sparse_word` creates words."""
+    in a result. A word is `entry << 8 | 127 - code`."""
 
     name = "SwitchML v2 sparse"
     fields_desc = [

@@ -14,6 +14,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from host_agent import HostAgent
 from host_agent.pytorch.aggregator import ChildAggregator, command_of
 from host_agent.stragglers import PartialRounds
 from host_agent.training.data import load_digits
-from switchml import tables
+from switchml import plotting, tables
+from switchml.pages.charts import Line
+from switchml.pages.panels import Curves
 
 HIDDEN, BATCH, TEST = 64, 16, 360
 LONG_S = 3000.0
@@ -132,7 +135,7 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=1.5, help="in steps")
     parser.add_argument("--rate", type=float, default=0.1, help="of learning")
     parser.add_argument("--accuracy", type=float, nargs="*", default=[0.8, 0.9, 0.93], help="to be reached")
-    parser.add_argument("--plot", help="a picture of accuracy over time")
+    parser.add_argument("--plot", type=Path, help="a picture of accuracy over time")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     aggregator = ChildAggregator(command=command_of(options.aggregator, options.ranks))
@@ -160,16 +163,10 @@ def main() -> None:
     tables.show(tables.Table(columns, shown))
 
 
-def draw(outcomes: dict[str, Outcome], path: str) -> None:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3))
-    for name, outcome in outcomes.items():
-        axes.plot(outcome.times_s, outcome.accuracy, label=name)
-    axes.set(xlabel="seconds", ylabel="accuracy on unseen digits")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+def draw(outcomes: dict[str, Outcome], path: Path) -> None:
+    lines = [Line(name, outcome.times_s, outcome.accuracy) for name, outcome in outcomes.items()]
+    panel = Curves("Training with a straggler", "seconds", "accuracy on unseen digits", lines)
+    plotting.draw(path, panel.title, [panel])
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ EXTRAS = {
     "torch": Extra(("torch",), "the torch.distributed backend, peers, --model MODULE:NET"),
     "train": Extra(("torch",), "train, mininet --experiment train, validate real"),
     "torchft": Extra(("torch", "torchft"), "host_agent.torchft: replicas that may die"),
-    "plot": Extra(("matplotlib",), "--plot"),
-    "report": Extra(("jinja2", "vl_convert"), "--report: HTML pages"),
+    "plot": Extra(("jinja2", "vl_convert"), "--plot"),
+    "report": Extra(("jinja2", "vl_convert"), "--report: pages and plots"),
     "trace": Extra(("msgspec", "scipy"), "trace, bench trace, validate replay and clocks"),
     "optimize": Extra(("optuna",), "trace optimize, where a space is too large to try everything"),
     "fit": Extra(("scipy", "tomlkit"), "validate iterations|throughput --refit"),
@@ -38,7 +38,7 @@ EXTRAS = {
     "docs": Extra(("sphinx", "furo", "myst_parser"), "docs: this documentation as a site"),
 }
 """Extras by name, as in pyproject.toml; `all` installs all of them except bench-codecs and loading-all."""
-_NAMED = {"torch": "train", "scipy": "trace"}
+_NAMED = {"torch": "train", "scipy": "trace", "jinja2": "report", "vl_convert": "report"}
 """The extra to recommend for modules that several extras install: the one that most commands need."""
 
 

@@ -177,9 +177,7 @@ class JobRegistry:
         member.state = "lost"
         event = PeerLost((member.request.rank,), f"{member.request.who} {how}")
         self._journal("peer_lost", job=job.name, ranks=list(event.ranks), reason=event.reason)
-        notices: list[Notice] = [(other.ticket, event) for other in job.present]
-        self._end(job, "failed", event.reason)
-        return notices
+        return self._fail(job, event, event.reason)
 
     def count(self, ticket: int, calls: dict[str, int], loading: dict[str, float]) -> None:
         """Store a rank's counts of collectives, and the counters of its planned loader."""
@@ -192,7 +190,7 @@ class JobRegistry:
         if job is None or job.state == "forming" or part >= membership.MAX_PARTS or len(report.queues) != job.queues:
             return []
         reason = job.reports.add(part, self._member(job, ticket).request.rank, report)
-        return self._fail(job, membership.Disagreement(reason)) if reason else []
+        return self._fail(job, membership.Disagreement(reason), reason) if reason else []
 
     def expire(self, now: float) -> list[Notice]:
         """Fail jobs that did not form in time."""
@@ -207,13 +205,13 @@ class JobRegistry:
                 f"job {job.name!r} did not fill within {job.deadline - job.created:.3g} s: {joined} joined, "
                 f"{missing} {'is' if len(job.missing) == 1 else 'are'} missing"
             )
-            notices += self._refuse_all(job, Refused(Reason.TIMEOUT, reason))
+            notices += self._fail(job, Refused(Reason.TIMEOUT, reason), reason)
         return notices
 
     def fail(self, job_id: int, reason: str) -> list[Notice]:
         """Fail a job whose state the data plane lost, and notify its ranks. Unknown ids are ignored."""
         job = next((job for job in self.live if job.job_id == job_id), None)
-        return self._fail(job, Ended(reason)) if job is not None else []
+        return self._fail(job, Ended(reason), reason) if job is not None else []
 
     def shutdown(self, reason: str) -> list[Notice]:
         """End every job and notify its ranks of `reason`."""
@@ -338,10 +336,11 @@ class JobRegistry:
             if spec.slots:
                 self.dataplane.start_job(spec)
         except Refused as refusal:
-            return self._refuse_all(job, refusal)
+            return self._fail(job, refusal, str(refusal))
         except Exception as error:  # a failure of this job must not affect the others
             message = error if isinstance(error, SwitchMLError) else repr(error)
-            return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {message}"))
+            reason = f"job {job.name!r} can't start: {message}"
+            return self._fail(job, Refused(Reason.CAPACITY, reason), reason)
         job.job_id, job.job_tag, job.isn, job.state = spec.job_id, spec.job_tag, spec.isn, "running"
         job.slots = spec.slots * len(spec.parts)
         job.epoch = resuming.epoch(job)
@@ -449,14 +448,9 @@ class JobRegistry:
             self._end(job, "failed", reason)
         return []
 
-    def _fail(self, job: Job, event: Ended | membership.Disagreement) -> list[Notice]:
-        notices: list[Notice] = [(member.ticket, event) for member in job.present]
-        self._end(job, "failed", event.reason)
-        return notices
-
-    def _refuse_all(self, job: Job, refusal: Refused) -> list[Notice]:
-        notices: list[Notice] = [(member.ticket, refusal) for member in job.present]
-        self._end(job, "failed", str(refusal))
+    def _fail(self, job: Job, event: Event, reason: str) -> list[Notice]:
+        notices = [(member.ticket, event) for member in job.present]
+        self._end(job, "failed", reason)
         return notices
 
     def _end(self, job: Job, state: str, reason: str) -> None:

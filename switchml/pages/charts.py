@@ -111,7 +111,7 @@ def _axis(unit: str) -> Spec:
     return {"labelExpr": _UNITS[unit]} if unit in _UNITS else {}
 
 
-def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, text: Any, title: str = "") -> Spec:
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, text: Any) -> Spec:
     """Return a chart with one horizontal bar per row, of stacked parts. `text`: formats a value for the tooltip."""
     values = []
     for name, parts in rows.items():
@@ -128,7 +128,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, text: Any, title
         "mark": {"type": "bar", "height": {"band": 0.82}},
         "encoding": {
             "y": {"field": "row", "type": "nominal", "sort": None, "title": None},
-            "x": {**_AMOUNT, "title": title or None, "axis": _axis(unit), "scale": {"nice": False}},
+            "x": {**_AMOUNT, "title": None, "axis": _axis(unit), "scale": {"nice": False}},
             "color": _colour(part for parts in rows.values() for part, value in parts.items() if value > 0),
             "order": {"field": "n", "type": "quantitative"},
             "opacity": _fading(),
@@ -140,26 +140,6 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, text: Any, title
             ],
         },
         "transform": [{"window": [{"op": "row_number", "as": "n"}]}],
-    }
-
-
-def bars(rows: Iterable[tuple[str, str, float]], unit: str, text: Any, title: str = "") -> Spec:
-    """Return a chart with one horizontal bar per (name, kind, value), colored by kind."""
-    values = [{"row": name, "part": kind, "value": value, "text": text(value)} for name, kind, value in rows]
-    kinds = list(dict.fromkeys(value["part"] for value in values))
-    return {
-        "data": {"values": values},
-        **_ROWS,
-        "height": 24 * len(values),
-        "params": [_legend("part")],
-        "mark": {"type": "bar"},
-        "encoding": {
-            "y": {"field": "row", "type": "nominal", "sort": None, "title": None},
-            "x": {**_AMOUNT, "title": title or None, "axis": _axis(unit)},
-            "color": _colour(kinds) | ({"legend": None} if len(kinds) < 2 else {}),
-            "opacity": _fading(),
-            "tooltip": [{"field": "row", "title": "what"}, {"field": "text", "title": "amount"}],
-        },
     }
 
 

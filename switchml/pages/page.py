@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from switchml import __version__
 from switchml.output_files import whole_file
 from switchml.pages import vega
@@ -78,18 +80,20 @@ def as_data(value: Any) -> Any:
     """Return JSON that is safe inside a script element, for any string contents."""
     from markupsafe import Markup
 
-    text = json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(json_safe(value), separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _plain(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """Return the value with control characters made visible, and without values that JSON can't represent."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, Mapping):
-        return {plain(str(key)): _plain(item) for key, item in value.items()}
+        return {plain(str(key)): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_safe(item) for item in value]
     if isinstance(value, float) and not -1e308 < value < 1e308:
         return None
     return value

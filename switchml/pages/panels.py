@@ -1,5 +1,5 @@
-"""Contents of plots as plain data: curves, bars or points, each a panel. A panel is drawn by `switchml.plotting` with
-matplotlib, or here as a chart of a page with its table.
+"""Contents of plots as plain data: curves, bars or points, each a panel. A panel becomes a chart with its table,
+which `switchml.plotting` writes as a page or a picture.
 """
 
 import math

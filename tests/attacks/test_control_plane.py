@@ -20,8 +20,9 @@ from switchml.control.quotas import Quotas, WrongSecrets
 from switchml.control.server import Controller
 from switchml.control.v1 import v1_pb2
 from switchml.errors import JoinError
-from switchml.protocol.packet import CONTRIBUTION, V1Packet, V2Packet
+from switchml.protocol.packet import CONTRIBUTION
 from tests.support.launch import DEADLINE_S, until
+from tests.support.packets import V1Packet, V2Packet
 from tests.support.started import started
 
 V1_SESSIONS = v1_pb2.DESCRIPTOR.services_by_name["Session"]

@@ -9,10 +9,11 @@ import pytest
 from host_agent.agent import HostAgent
 from switchml.net import frames, udp
 from switchml.net.trains import HEADER_BYTES as FRAME_HEADER_BYTES
-from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO, CONTRIBUTION, V2Packet
+from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO, CONTRIBUTION
 from tests.support.forged import LIE, check_sums, forged_results
 from tests.support.launch import LocalAggregator, join_all, leave_all, until
 from tests.support.p4_served import Served
+from tests.support.packets import V2Packet
 from tests.support.started import lasting
 
 STRANGER = "127.99.99.99"

@@ -14,11 +14,12 @@ import pytest
 from switchml.control.p4.driver import UDP_PREFIX
 from switchml.control.p4.tables import address_number
 from switchml.control.thrift.client import Client
-from switchml.protocol.packet import CONTRIBUTION, UDP_PORT, V2Packet
+from switchml.protocol.packet import CONTRIBUTION, UDP_PORT
 from tests.support.fresh import in_fresh_process
 from tests.support.launch import contribution, good, join_all, leave_all, on_all, total
 from tests.support.p4_frames import SWITCH_ADDRESS, SWITCH_MAC, Datagram, udp
 from tests.support.p4_served import Served
+from tests.support.packets import V2Packet
 from tests.support.started import lasting
 
 NOBODY = 65534

@@ -13,8 +13,9 @@ import grpc
 import numpy as np
 
 from switchml.control import client, rpc, v2_pb2
-from switchml.protocol.packet import CONTRIBUTION, RESULT, V1Packet, V2Packet, WaitPacket
+from switchml.protocol.packet import CONTRIBUTION, RESULT
 from tests.support.launch import DEADLINE_S, contribution, good, join_all, leave_all, on_all, total
+from tests.support.packets import V1Packet, V2Packet, WaitPacket
 
 
 class Flood:

@@ -18,13 +18,9 @@ from switchml.protocol.packet import (
     FLAG_OVERFLOW,
     RESULT,
     UDP_PORT,
-    AddressedPacket,
-    SparsePacket,
-    V1Packet,
-    V2Packet,
-    WaitPacket,
 )
 from tests.support.any_packet import by_name
+from tests.support.packets import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
 from tests.support.vectors_io import load_all
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "switchml.lua"

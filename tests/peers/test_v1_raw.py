@@ -13,8 +13,8 @@ from emulator.networks.testbed.namespaces import Lab
 from switchml.aggregator.raw import datagram_in
 from switchml.aggregator.threads import ThreadedDataplane
 from switchml.control.server import Controller
-from switchml.protocol.packet import V1Packet
 from tests.support.launch import good, on_all
+from tests.support.packets import V1Packet
 from tests.support.v1_client import WORKERS, V1Client
 
 pytestmark = pytest.mark.root

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from switchml.protocol import packet as p
-from switchml.protocol.packet import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
+from tests.support.packets import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
 
 signed8, u8, u16, u32 = st.integers(-128, 127), st.integers(0, 255), st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF)
 
@@ -34,7 +34,7 @@ def packets(draw):
 
 
 def by_name(packet) -> dict:
-    """The fields of one of packet.py's packets as dissectors have them: numbers, and lists of numbers."""
+    """The fields of one of packets.py's as dissectors have them: numbers, and lists of numbers."""
     fields = {name: getattr(packet, name) for name in packet.__dataclass_fields__}
     for name in ("padded", "payload_bytes"):
         fields.pop(name, None)

@@ -14,7 +14,8 @@ import numpy as np
 
 from switchml.aggregator.software import SoftwareDataplane
 from switchml.control.dataplane import JobSpec
-from switchml.protocol.packet import CONTRIBUTION, V2Packet
+from switchml.protocol.packet import CONTRIBUTION
+from tests.support.packets import V2Packet
 
 DEADLINE_S = 100.0
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from host_agent.agent import HostAgent
-from switchml.protocol.packet import CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO, CONTRIBUTION, RESULT, V2Packet, WaitPacket
+from switchml.protocol.packet import CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO, CONTRIBUTION, RESULT
 from tests.support.launch import DEADLINE_S, contribution, total, until
+from tests.support.packets import V2Packet, WaitPacket
 
 NUMEL = 3000
 LIE = np.full(256, 666, np.int32)

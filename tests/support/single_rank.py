@@ -7,9 +7,10 @@ import struct
 
 import numpy as np
 
-from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO, RESULT, V2Packet, WaitPacket
+from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO, RESULT
 from switchml.protocol.retransmission import MICROSECOND, SECOND
 from switchml.protocol.worker import Worker
+from tests.support.packets import V2Packet, WaitPacket
 
 TAG = 0x5A17
 NEVER = np.iinfo(np.int64).max

@@ -1,5 +1,5 @@
 """A SwitchML v1 client as p4app-switchML's DPDK client behaves, written for tests from plain sockets, the v1 gRPC
-services and packets from switchml.protocol.packet; nothing of our agent is used.
+services and packets of `packets.py`; nothing of our agent is used.
 
 What it does follows client_lib/src of p4lang/p4app-switchML:
 
@@ -28,8 +28,8 @@ import numpy as np
 
 from switchml.control import rpc
 from switchml.control.v1 import v1_pb2
-from switchml.protocol.packet import V1Packet
 from tests.support.launch import DEADLINE_S
+from tests.support.packets import V1Packet
 
 WORKERS = 3
 LANES = 64

@@ -30,13 +30,13 @@ SCATTER = Points("Predicted", "measured", "predicted", [Point("real", 2, 2.1, "a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<svg"), ("pdf", b"%PDF")])
 def test_endings(tmp_path, ending, start):
     path = tmp_path / f"picture.{ending}"
     plotting.draw(path, "a $\\frac$ b", [CURVES, BARS, POINTS] if ending == "svg" else [GROUPS, DOTS, SCATTER])
     assert path.read_bytes().startswith(start)
     if ending == "svg":
-        for text in ("1K", "closed form", "12,346", "gloo", "topk"):
+        for text in ("1K", "The dark marks: closed form.", "12,346", "gloo", "topk"):
             assert f">{text}<" in path.read_text()
 
 
@@ -44,9 +44,9 @@ def test_endings(tmp_path, ending, start):
 def test_more_than_four_panels_take_several_rows(tmp_path):
     path = tmp_path / "picture.png"
     plotting.draw(path, "one row", [CURVES] * 4)
-    assert _size(path) == (4 * 816, 576)
+    width, height = _size(path)
     plotting.draw(path, "two rows", [CURVES] * 6)
-    assert _size(path) == (4 * 816, 2 * 576)
+    assert _size(path)[0] == width and 1.8 * height < _size(path)[1] < 2 * height
 
 
 def _size(path):
@@ -135,6 +135,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no such folder"):
         plotting.check(tmp_path / "none" / "picture.png")
     monkeypatch.setattr(output_files.importlib.util, "find_spec", lambda name: None)
-    for name, extra in (("picture.png", "plot"), ("page.html", "report")):
-        with pytest.raises(ConfigError, match=rf"switchml\[{extra}\]"):
+    for name in ("picture.png", "page.html"):
+        with pytest.raises(ConfigError, match=r"switchml\[report\]"):
             plotting.check(tmp_path / name)

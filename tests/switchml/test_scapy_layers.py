@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from scapy.packet import Raw
 
 from switchml.protocol import packet as p
-from switchml.protocol.packet import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
 from switchml.scapy_layers import (
     IP,
     UDP,
@@ -23,6 +22,7 @@ from switchml.scapy_layers import (
 from tests.support import golden
 from tests.support.any_packet import by_name, packets, u8
 from tests.support.examples import examples
+from tests.support.packets import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
 from tests.support.vectors_io import load_all
 
 VECTOR_PACKETS = sorted(

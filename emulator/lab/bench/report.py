@@ -7,14 +7,18 @@ Both in 10^9 bytes/s. `error` is the largest difference from the exact sum, rela
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from emulator.lab.bench.allreduce import Measurement, Report
 from emulator.lab.bench.limits import Limit
 from emulator.lab.bench.ranks.reducing import AGENTS, DENSE, GLOO, INT32, PLAIN, SWITCHML, Calls
-from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, NAMES
+from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, NAMES, text_of
 from host_agent.tensors import HALVES
+from switchml import plotting
+from switchml.pages.charts import Line
+from switchml.pages.panels import Curves
 from switchml.protocol.sizes import AUTO
 from switchml.tables import Column, Table, number, show, text
 from switchml.terminal import say
@@ -245,3 +249,24 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
             "aggregator": measurement.aggregator,
         },
     }
+
+
+def draw(report: Report, limit: Limit | None, path: Path) -> None:
+    """Write the plot, with a line for each backend. Overlapped cases are left out. Raises ConfigError."""
+    title = f"All-reduce of {report.workers} ranks, transport {report.transport}, {report.wire} lanes"
+    measurements = sorted(
+        (one for one in report.measurements if not one.case.overlapped), key=lambda one: one.case.size_bytes
+    )
+    sizes = [one.case.size_bytes for one in measurements]
+    times = [Line(name, sizes, [one.median_s(name) * 1e6 for one in measurements]) for name in report.backends]
+    rates = [Line(name, sizes, [one.gigabytes_per_s(name) for one in measurements]) for name in report.backends]
+    if limit is not None:
+        bytes_per_s = limit.elements_per_s * ITEM_BYTES
+        times.append(Line("limit", sizes, [size / bytes_per_s * 1e6 for size in sizes], is_dashed=True))
+        rates.append(Line("limit", sizes, [bytes_per_s / 1e9 for _ in sizes], is_dashed=True))
+    names = {float(size): text_of(size) for size in sizes}
+    panels = [
+        Curves(title, "bytes of the tensor", unit, lines, x_log=2, y_log=True, x_names=names)
+        for title, unit, lines in (("Time", "time (µs)", times), ("Bandwidth", "algbw (GB/s)", rates))
+    ]
+    plotting.draw(path, title, panels)

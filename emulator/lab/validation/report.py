@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emulator.lab.validation import scatter
-from emulator.lab.validation.rows import Row, summary
-from switchml import tables
+from emulator.lab.validation.rows import Row, mape, summary
+from switchml import plotting, tables
+from switchml.pages.panels import Point, Points
 from switchml.tables import Table, number, text
 
 SHOWN = 12
@@ -28,7 +28,7 @@ def show(
     """Print `result` as JSON, or tables, and plot if there is a plot file. `shown`: rows of the table, by default those
     with the largest errors; `drawn`: groups in the plot, by default `groups`."""
     if plot_file is not None:
-        scatter.draw(drawn or groups, plot_file, f"{what}: predicted against measured")
+        draw(drawn or groups, plot_file, f"{what}: predicted against measured")
     if as_json:
         print(json.dumps(result))
     else:
@@ -77,3 +77,24 @@ def _scale(row: Row) -> tuple[float, str]:
     if row.unit != "s":
         return 1.0, row.unit
     return next((scale for scale in ((1.0, "s"), (1e3, "ms")) if row.measured * scale[0] >= 1.0), (1e6, "µs"))
+
+
+def draw(groups: Sequence[tuple[str, Sequence[Row]]], path: Path, title: str) -> None:
+    """Write the plot to `path`: one panel for each unit among the rows, one color for each group. Raises ConfigError as
+    `plotting.check` does."""
+    groups = [(f"MAPE {mape(rows):.1%}: {name}", rows) for name, rows in groups if rows]
+    units = list(dict.fromkeys(rows[0].unit for _, rows in groups))
+    panels = []
+    for unit in units:
+        points = [
+            Point(name, row.measured, row.predicted, row.name)
+            for name, rows in groups
+            if rows[0].unit == unit
+            for row in rows
+        ]
+        panels.append(
+            Points(
+                f"Predicted and measured ({unit})", f"measured, {unit}", f"predicted, {unit}", points, bands=(0.2, 0.05)
+            )
+        )
+    plotting.draw(path, f"{title[0].upper()}{title[1:]} (bands: 5 and 20 %)", panels)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emulator.surface.api.page import charts as curves
-from emulator.surface.report.page import breakdown, memory_chart, plot, render
+from emulator.surface.api.page import curves
+from emulator.surface.report.page import breakdown, memory_chart, render
 from switchml.errors import ConfigError
 from switchml.files import read_json
 from switchml.pages import page, panels
@@ -83,7 +83,7 @@ def _curves(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
             axes = axes or before
             rows.append({**row, "result": name})
     usable = [row for row in rows if "iteration_s" in row and all(axis in row for axis in axes)]
-    return [plot(chart) for chart in curves(usable, [*axes, "result"])] if axes and usable else []
+    return [panels.chart(each) for each in curves(usable, [*axes, "result"])] if axes and usable else []
 
 
 def _figures(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -5,8 +5,10 @@ from typing import Any
 
 from emulator.jobs.defaults import batch_text
 from emulator.jobs.emulation import Emulation
-from emulator.surface.report.page import Chart, Curve, Page
+from emulator.surface.report.page import Page
 from emulator.traces.whatif.faster import what_if
+from switchml.pages.charts import Line
+from switchml.pages.panels import Curves
 from switchml.units import memory_text, time_text
 
 MAX_REPLAYED_OPS = 2_000_000
@@ -55,30 +57,34 @@ def page_of(
         memory_bytes=emulation.memory.parts(),
         memory_limit_bytes=cluster.device.memory_bytes,
         speedups=what_if(emulation.played) if speedups and len(emulation.played.graph.ops) <= MAX_REPLAYED_OPS else {},
-        charts=charts(rows, axes),
+        charts=curves(rows, axes),
         assumptions=[*(f"warning: {line}" for line in emulation.warnings()), *emulation.assumptions()],
     )
 
 
-def charts(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Chart]:
-    """Throughput and utilization over the first numeric axis, with a curve for each combination of the others."""
+def curves(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Curves]:
+    """Throughput and utilization over the first numeric axis, with a curve for each combination of the others; over
+    `gpus` also throughput in proportion to the first point."""
     rows = [row for row in rows if "error" not in row]
     numeric = [name for name in names if rows and all(isinstance(row[name], int | float) for row in rows)]
     if not numeric or len({row[numeric[0]] for row in rows}) < 2:
         return []
     along, others = numeric[0], [name for name in names if name != numeric[0]]
-    curves: dict[str, list[dict[str, Any]]] = {}
+    parts: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        curves.setdefault(", ".join(f"{row[name]}" for name in others) or "this job", []).append(row)
+        parts.setdefault(", ".join(f"{row[name]}" for name in others) or "this job", []).append(row)
 
-    def chart(title: str, y_name: str, key: str, factor: float, is_ideal: bool) -> Chart:
-        drawn = [
-            Curve(name, [row[along] for row in part], [row[key] * factor for row in part])
-            for name, part in curves.items()
+    def lines(key: str, factor: float) -> list[Line]:
+        return [
+            Line(name, [row[along] for row in part], [row[key] * factor for row in part])
+            for name, part in parts.items()
         ]
-        return Chart(title, along, y_name, drawn, is_ideal)
 
+    throughput = lines("samples_per_s", 1.0)
+    if along == "gpus":
+        xs, slope = sorted({row[along] for row in rows}), throughput[0].y[0] / throughput[0].x[0]
+        throughput.append(Line("linear", xs, [slope * x for x in xs], is_dashed=True))
     return [
-        chart("Throughput", "samples/s", "samples_per_s", 1.0, along == "gpus"),
-        chart("Model FLOPs utilization", "percent", "mfu", 100.0, False),
+        Curves("Throughput", along, "samples/s", throughput, x_log=2),
+        Curves("Model FLOPs utilization", along, "percent", lines("mfu", 100.0), x_log=2),
     ]

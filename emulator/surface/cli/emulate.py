@@ -139,7 +139,7 @@ def emulate(
         write_timeline(emulation.played, timeline_file)
     if report_file is not None:
         from emulator.surface.api.page import page_of
-        from emulator.surface.report.picture import write_report
+        from emulator.surface.report.page import write_report
 
         with progress("writing the report"):
             write_report(page_of(emulation, rows, _axis_names(sweeps)), report_file)
@@ -247,8 +247,8 @@ def described(file: str | None, options: dict[str, Any], is_trusted: bool) -> di
 def show(emulation: Any) -> None:
     """Print the results of a job."""
     from emulator.jobs.defaults import batch_text
-    from emulator.surface.cli.emulate_choice import show_choice
     from emulator.surface.cli.emulate_jobs import show_assumptions
+    from emulator.surface.report.ranking import show_choice
 
     job, cluster = emulation.plan.job, emulation.plan.cluster
     say((emulation.plan.model.title, "bold"), f" on {job.gpus} x {cluster.device.title} ({cluster.name})")

@@ -94,7 +94,7 @@ def mininet(size: float, rate_bps: float | None, plot_file: Path | None, as_json
     Needs root and Mininet (Debian: mininet). Everything runs in namespaces of the command, which are removed whenever
     and however it ends.
     """
-    from emulator.lab.bench.mininet import experiments, plot, report
+    from emulator.lab.bench.mininet import experiments, report
     from emulator.networks.testbed import world
 
     plan = experiments.MininetPlan(size_bytes=int(size), **options | ({"rate_bps": rate_bps} if rate_bps else {}))
@@ -106,7 +106,7 @@ def mininet(size: float, rate_bps: float | None, plot_file: Path | None, as_json
         return
     plan, result = world.call(partial(_measure, plan, rate_bps is None, as_json))
     if plot_file is not None:
-        plot.draw(plan, result, plot_file)
+        report.draw(plan, result, plot_file)
     if as_json:
         click.echo(json.dumps(report.as_json(plan, result)))
 

@@ -1,5 +1,5 @@
-"""A diagnosis as one self-contained HTML page: findings, breakdown of time, which ranks wait for which, the iteration
-with its critical path, possible gains. The template is `diagnosis.html`.
+"""The report of a diagnosis: one self-contained HTML page with findings, breakdown of time, which ranks wait for which,
+the iteration with its critical path, possible gains (its template is `diagnosis.html`); or a plot.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ from emulator.jobs.workload.graph import Kind
 from emulator.surface.report.page import breakdown, render, shares, timeline
 from emulator.surface.report.tracks import Lane, cause_of, is_above
 from emulator.traces.diagnosis.checks import Diagnosis
+from switchml import plotting
 from switchml.pages import charts, page
 from switchml.units import time_text
 
@@ -20,6 +21,19 @@ SHORT = {"exposed communication": "communication"}
 """Name of a part where its hidden time counts too, or where it is on the critical path."""
 MAX_RANKS = 16
 """Maximum ranks in the page's plots: those that findings and the critical path name, then the first ones."""
+
+
+def write_report(diagnosis: Diagnosis, path: Path, title: str) -> None:
+    """Write `diagnosis` in the format of the file's suffix: a page, or a plot of the causes of each rank's time and
+    of what would help. Raises ConfigError if it can't be written."""
+    if path.suffix == ".html":
+        write_page(diagnosis, path, title)
+        return
+    shown = _content(diagnosis, title)
+    drawn = [{"title": "Where the time goes", "spec": shown["breakdown"]["spec"]}]
+    if shown["speedups"]:
+        drawn.append({"title": "What would help", "spec": shown["speedups_chart"]})
+    plotting.draw_charts(path, title, drawn)
 
 
 def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
@@ -33,6 +47,7 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
     parts = sorted(context.path.by_part.items(), key=lambda part: -part[1])
     whole_s = sum(context.path.by_op_type.values())
     waiting_s = context.causes.waiting_s[np.ix_(shown, shown)]
+    gains = _speedups(diagnosis)
     return {
         "title": title,
         "assumptions": diagnosis.assumptions,
@@ -51,8 +66,14 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
         "path_parts": shares([(SHORT.get(name, name), s) for name, s in parts], whole_s),
         "path_streams": shares(list(context.path_by_stream.items())[:LONGEST], whole_s),
         "path_op_types": shares(list(context.path.by_op_type.items())[:LONGEST], whole_s),
-        "speedups": _speedups(diagnosis),
-        "speedups_chart": charts.bars([(name, kind, s) for name, kind, s, _ in _speedups(diagnosis)], "s", time_text),
+        "speedups": gains,
+        "speedups_chart": charts.marked_bars(
+            [
+                {"row": name, "part": kind, "value": s, "text": f"{time_text(s)} ({share:.1%})"}
+                for name, kind, s, share in gains
+            ],
+            "seconds",
+        ),
     }
 
 

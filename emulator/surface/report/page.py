@@ -1,4 +1,6 @@
-"""The HTML page of an emulated job: the content that the template `page.html` lays out."""
+"""The report of an emulated job: an HTML page, whose content the template `page.html` lays out, or a plot of where the
+time goes, memory, and the curves of a sweep.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,34 +16,15 @@ from emulator.jobs.replay.perfetto import shown_ranks
 from emulator.jobs.replay.report import LONGEST
 from emulator.jobs.workload.graph import Kind
 from emulator.surface.report.tracks import COLUMNS, PHASES, SHADES, Lane, lanes, phase_of
+from switchml import plotting
 from switchml.pages import charts, page
+from switchml.pages.panels import Bar, Bars, Curves, Panel, chart
 from switchml.units import GIB, memory_text, time_text
 
 Share = tuple[str, float, float]
 """(name, seconds, share of the total)."""
 MAX_LANES = 16
 """Maximum ranks in the page's timeline."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line of a scaling plot."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves over a logarithmic x axis, with y from 0. `is_ideal`: also draw y growing in proportion to x from the
-    first point on."""
-
-    title: str
-    x_name: str
-    y_name: str
-    curves: Sequence[Curve]
-    is_ideal: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,8 +43,33 @@ class Page:
     speedups: dict[str, float] = field(default_factory=dict)
     """Resource that may be faster (`emulator.traces.whatif.faster.RESOURCES`) → seconds of the iteration at that speed,
     largest gain first."""
-    charts: Sequence[Chart] = ()
+    charts: Sequence[Curves] = ()
+    """Curves of a sweep."""
     assumptions: Sequence[str] = ()
+
+
+def write_report(content: Page, path: Path) -> None:
+    """Write `content` in the format of the file's suffix: a page, or a picture. Raises ConfigError if it can't be
+    written."""
+    if path.suffix == ".html":
+        write_page(content, path)
+    else:
+        plotting.draw(path, content.title, _panels(content))
+
+
+def _panels(content: Page) -> list[Panel]:
+    whole_s = content.played.makespan_s
+    shares = {name: 100 * s / whole_s for name, s in parts(content.played).mean().items() if s}
+    shown: list[Panel] = [_bars(f"An iteration of {time_text(whole_s)}", "% of its time", shares)]
+    if memory_bytes := content.memory_bytes:
+        limit = f" of {memory_text(content.memory_limit_bytes)}" if content.memory_limit_bytes else ""
+        title = f"Memory: {memory_text(sum(memory_bytes.values()))}{limit}"
+        shown.append(_bars(title, "GiB", {name: size / GIB for name, size in memory_bytes.items()}))
+    return [*shown, *content.charts]
+
+
+def _bars(title: str, unit: str, values: Mapping[str, float]) -> Bars:
+    return Bars(title, unit, [Bar(name, name, value) for name, value in values.items()])
 
 
 def write_page(content: Page, path: str | Path) -> None:
@@ -135,7 +143,7 @@ def _content(content: Page) -> dict[str, Any]:
         "speedups": _speedups(content),
         "memory": memory_chart({"memory": content.memory_bytes}) if content.memory_bytes else None,
         "memory_total": sum(content.memory_bytes.values()),
-        "plots": [plot(chart) for chart in content.charts],
+        "plots": [chart(curves) for curves in content.charts],
         "ops": len(graph.ops),
         "played": played,
     }
@@ -173,23 +181,3 @@ def stage_rows(played: Replayed, charged: Parts | None = None) -> dict[str, dict
             means = np.average(charged.by_rank[members], axis=0, weights=charged.weight[members])
             rows[name] = dict(zip(PARTS, means.tolist(), strict=True))
     return rows
-
-
-def plot(chart: Chart) -> dict[str, Any]:
-    """Curves over a logarithmic axis, and their values as a table."""
-    lines = [charts.Line(curve.name, curve.x, curve.y) for curve in chart.curves]
-    xs = sorted({float(x) for curve in chart.curves for x in curve.x})
-    if chart.is_ideal:
-        x, y = chart.curves[0].x[0], chart.curves[0].y[0]
-        lines.append(charts.Line("linear", xs, [y * each / x for each in xs], is_dashed=True))
-    points = {(curve.name, float(x)): y for curve in chart.curves for x, y in zip(curve.x, curve.y, strict=True)}
-    rows = [
-        [f"{x:g}", *(f"{points[curve.name, x]:,.4g}" if (curve.name, x) in points else "–" for curve in chart.curves)]
-        for x in xs
-    ]
-    return {
-        "title": chart.title,
-        "unit": chart.y_name,
-        "spec": charts.curves(lines, chart.x_name, chart.y_name, x_log=2),
-        "table": charts.Table([chart.x_name, *(curve.name for curve in chart.curves)], rows),
-    }

@@ -1,8 +1,9 @@
-"""The table of the best splits of a job."""
+"""The options that `switchml emulate` chose where they were left out, and the table of the best splits of a job."""
 
 from typing import Any
 
 from switchml import tables
+from switchml.terminal import say
 from switchml.units import GIB, TimeUnit
 
 
@@ -33,3 +34,14 @@ def ranking_table(ranking: Any) -> tables.Table:
             f"{one.memory_bytes / GIB:.1f}",
         )
     return table
+
+
+def show_choice(emulation: Any) -> None:
+    """Print the choice, its best alternative, and the ranking if requested."""
+    choice = emulation.request.choice
+    for line in choice.lines(emulation.plan.job):
+        say(line)
+    if choice.ranking:
+        say()
+        tables.show(ranking_table(choice.ranking))
+        say()

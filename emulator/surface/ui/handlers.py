@@ -8,13 +8,12 @@ from emulator.jobs.description import request as job_request
 from emulator.jobs.emulate import emulate as run
 from emulator.jobs.sweep import sweep as run_sweep
 from emulator.surface.api.emulating import Result, Sweep, without_notes
-from emulator.surface.api.page import charts as curves
-from emulator.surface.api.page import page_of
-from emulator.surface.report.page import memory_chart, plot, ranks_shown, stage_rows, timeline
+from emulator.surface.api.page import curves, page_of
+from emulator.surface.report.page import memory_chart, ranks_shown, stage_rows, timeline
 from emulator.surface.report.ranking import ranking_table
 from emulator.surface.ui import controls
 from switchml.errors import ConfigError
-from switchml.pages import charts
+from switchml.pages import charts, panels
 from switchml.tables import Table
 from switchml.units import memory_text, time_text
 
@@ -71,9 +70,8 @@ def sweep(request: Mapping[str, Any]) -> dict[str, Any]:
         [*(str(row[name]) for name in found.axes), *([row["error"]] if "error" in row else _figures(row))]
         for row in found.rows
     ]
-    plots = [plot(chart) for chart in curves(found.rows, found.axes)]
     return {
-        "charts": [{"title": f"{one['title']} ({one['unit']})", "spec": one["spec"]} for one in plots],
+        "charts": [{"title": one.title, "spec": panels.chart(one)["spec"]} for one in curves(found.rows, found.axes)],
         "table": {"columns": headings, "rows": table},
         "command": controls.command(options, texts),
     }

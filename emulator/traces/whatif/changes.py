@@ -6,8 +6,7 @@ be combined in any order. Durations that a change does not affect remain as trac
 """
 
 from emulator.traces.whatif.accelerator import accelerator, accelerator_of, half_precision
-from emulator.traces.whatif.accumulation import accumulate
-from emulator.traces.whatif.batch import batch
+from emulator.traces.whatif.batch import accumulate, batch
 from emulator.traces.whatif.buckets import buckets
 from emulator.traces.whatif.codec import codec
 from emulator.traces.whatif.fusion import fuse

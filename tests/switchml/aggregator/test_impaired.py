@@ -9,9 +9,9 @@ import pytest
 
 from switchml.aggregator.software import SoftwareDataplane
 from switchml.errors import ConfigError
-from switchml.protocol.packet import V2Packet
 from tests.support.dataplane import DEADLINE_S, Workers, drain
 from tests.support.launch import until
+from tests.support.packets import V2Packet
 
 
 def unread_bytes(port: int) -> int:

@@ -13,9 +13,10 @@ import pytest
 from switchml.aggregator.software import MAX_JOBS
 from switchml.control.dataplane import JobSpec
 from switchml.errors import ConfigError
-from switchml.protocol.packet import RESULT, V2Packet
+from switchml.protocol.packet import RESULT
 from tests.support.dataplane import DEADLINE_S, Workers, address_of, drain
 from tests.support.launch import until
+from tests.support.packets import V2Packet
 
 
 def test_jobs_come_and_go_while_traffic_flows(dataplane, bind):

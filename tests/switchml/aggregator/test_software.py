@@ -10,9 +10,10 @@ import pytest
 
 from switchml.control.dataplane import JobSpec
 from switchml.errors import ConfigError
-from switchml.protocol.packet import CONTRIBUTION, RESULT, V1_SLOTS, V1Packet, V2Packet
+from switchml.protocol.packet import CONTRIBUTION, RESULT, V1_SLOTS
 from tests.support.dataplane import DEADLINE_S, Marker, Workers, address_of, drain
 from tests.support.launch import until
+from tests.support.packets import V1Packet, V2Packet
 from tests.support.vectors_io import Scenario, load_all
 
 SCENARIOS = load_all()

@@ -22,6 +22,7 @@ from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
+from tests.support.packets import AddressedPacket, SparsePacket, V2Packet
 from tests.support.rank_network import PAYLOAD, TAG, Call, Network, Weather, values
 from tests.support.reference_pool import ReferencePoolV2, sum_of_halves
 from tests.switchml.protocol.test_sparse import block_sums, tensors
@@ -222,7 +223,7 @@ def test_two_queues_take_turns():
     x = np.zeros(2 * numel, np.uint8)
     for scheme in (collectives.reduce_scatter(2, numel, p.OP_OR), collectives.all_gather(2, numel, 1)):
         worker.start(x.ctypes.data, x.ctypes.data, numel, "raw", collective=scheme)
-    queues = [p.AddressedPacket.unpack(data).seq % 256 // 128 for data in worker.receive([], 0)]
+    queues = [AddressedPacket.unpack(data).seq % 256 // 128 for data in worker.receive([], 0)]
     runs = [len(list(group)) for _, group in itertools.groupby(queues)]
     assert queues.count(0) == queues.count(1) == 128 and set(runs) == {sending.TURN}
 
@@ -242,7 +243,7 @@ def test_a_switch_that_can_not_make_packets_grow_gets_padding():
     x = np.zeros(1024, np.uint8)
     worker.start(x.ctypes.data, x.ctypes.data, x.size, "raw", collective=collectives.broadcast(1, 1))
     (data,) = worker.receive([], 0)
-    assert p.AddressedPacket.unpack(data).padded and len(data) == p.ADDRESSED_BYTES + 512
+    assert AddressedPacket.unpack(data).padded and len(data) == p.ADDRESSED_BYTES + 512
 
 
 def test_exact_sums_go_to_all_ranks():
@@ -255,7 +256,7 @@ def test_exact_sums_go_to_all_ranks():
 
 
 def answer(seq=0, reach=p.REACH_ROOT, root=0, values=None, flags=0, cut=0) -> bytes:
-    packet = p.AddressedPacket(
+    packet = AddressedPacket(
         p.RESULT, seq, TAG, p.CODE_ZERO, flags, p.CODE_UNKNOWN, reach, root, p.OP_OR, values, payload_bytes=cut
     )
     return packet.pack()
@@ -267,8 +268,8 @@ LANES = np.arange(PAYLOAD // 4, dtype=np.int32)
 @pytest.mark.parametrize(("packet", "error"), [
     (answer(values=LANES), rules.OK), (answer(cut=PAYLOAD), rules.ERROR_STREAM), (answer(), rules.ERROR_STREAM),
     (answer(values=LANES, flags=p.FLAG_MIXED), rules.ERROR_MIXED), (answer(flags=p.FLAG_MIXED), rules.ERROR_MIXED),
-    (p.SparsePacket(p.RESULT, 0, TAG, 0, (p.NO_WORD,)).pack(), rules.ERROR_MIXED),
-    (p.V2Packet(p.RESULT, 0, TAG, 0, 0, 0, LANES).pack(), rules.ERROR_MIXED),
+    (SparsePacket(p.RESULT, 0, TAG, 0, (p.NO_WORD,)).pack(), rules.ERROR_MIXED),
+    (V2Packet(p.RESULT, 0, TAG, 0, 0, 0, LANES).pack(), rules.ERROR_MIXED),
 ])  # fmt: skip
 def test_results_that_contradict_the_rank(packet, error):
     worker = Worker(rank=0, workers=2, slots=1, job_tag=TAG, isn=0, payload_bytes=PAYLOAD)
@@ -326,10 +327,10 @@ def test_pool_and_reference_agree(workers, payload, wire, halves, isn, choices):
 
 
 def test_packets_and_bytes():
-    packet = p.AddressedPacket(p.CONTRIBUTION, 4096, TAG, -3, 5, 9, p.REACH_OTHERS, 200, p.OP_SUM, np.arange(128), 1)
-    back = p.AddressedPacket.unpack(packet.pack())
+    packet = AddressedPacket(p.CONTRIBUTION, 4096, TAG, -3, 5, 9, p.REACH_OTHERS, 200, p.OP_SUM, np.arange(128), 1)
+    back = AddressedPacket.unpack(packet.pack())
     assert back.pack() == packet.pack() and (back.root, back.ahead, back.wire) == (200, 9, 1)
     assert packet.pack()[:14] == bytes.fromhex("9500 00001000 c0de fd 05 02c80076")
     for bad in (b"", packet.pack()[:-1], b"\xf4" + bytes(13), b"\x84\x01" + bytes(12), b"\x84\x00" + b"\x03" * 12):
         with pytest.raises(PacketError):
-            p.AddressedPacket.unpack(bad)
+            AddressedPacket.unpack(bad)

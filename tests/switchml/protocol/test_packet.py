@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from switchml.errors import PacketError
 from switchml.protocol import packet as p
-from switchml.protocol.packet import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
 from tests.support.any_packet import packets
+from tests.support.packets import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket, sparse_word
 from tests.support.vectors_io import FLAGS, OPS, REACHES, lanes, load_all
 
 SCENARIOS = load_all()
 
 
 def described(scenario):
-    """(label, bytes, packet as packet.py would build it) of everything that a scenario gives as fields."""
+    """(label, bytes, packet as `packets.py` builds it) of everything that a scenario gives as fields."""
     for step in scenario.steps:
         for data, fields, reply in ((step.data, step.fields, False), (step.reply, step.reply_fields, True)):
             f = {"r": 0, "wire": scenario.wire, **fields}
@@ -41,7 +41,7 @@ def described(scenario):
             elif "words" in f:
                 if len(f["words"]) not in p.COLUMNS or f.get("columns", len(f["words"])) != len(f["words"]):
                     continue
-                words = tuple(p.NO_WORD if word is None else p.sparse_word(*word) for word in f["words"])
+                words = tuple(p.NO_WORD if word is None else sparse_word(*word) for word in f["words"])
                 mark = sum(FLAGS[name] for name in f["flags"]) if reply else f["mark"]
                 kind, padded = p.RESULT if reply else p.CONTRIBUTION, bool(f.get("padded"))
                 built = SparsePacket(kind, f["seq"], f["tag"], mark, words, values, f["wire"], bool(f["r"]), padded)

@@ -13,12 +13,13 @@ from switchml.errors import ConfigError, PacketError
 from switchml.protocol import sparse
 from switchml.protocol import worker_state as rules
 from switchml.protocol.fixedpoint import FORMATS
-from switchml.protocol.packet import CONTRIBUTION, NO_WORD, RESULT, SparsePacket, sparse_word
+from switchml.protocol.packet import CONTRIBUTION, NO_WORD, RESULT
 from switchml.protocol.retransmission import SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
+from tests.support.packets import SparsePacket, sparse_word
 from tests.support.rank_network import PAYLOAD, TAG, Call, Network, results
 
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
 from switchml.protocol import worker_state as rules
-from switchml.protocol.packet import CODE_UNKNOWN, RESULT, V2Packet
+from switchml.protocol.packet import CODE_UNKNOWN, RESULT
 from switchml.protocol.pool import Pool
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
+from tests.support.packets import V2Packet
 from tests.support.reference_worker import ReferenceWorker
 from tests.support.single_rank import LANES, NEVER, TAG, Rank, seqs
 

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from emulator.lab.validation import scatter
 from emulator.lab.validation.real.measure import BACKENDS, CALIBRATION_WORKERS, RealValidation, Row
+from emulator.lab.validation.report import draw
 from emulator.lab.validation.report import show as show_others
 from emulator.lab.validation.rows import Row as ScatterRow
 from emulator.lab.validation.rows import summary
@@ -93,4 +93,4 @@ def plot(validation: RealValidation | None, path: Path, others: Sequence[Scatter
     title = "predicted against measured"
     if validation is not None:
         title = f"links, all but the calibration: MAPE {validation.mape:.1%}"
-    scatter.draw(list(groups.items()), path, title)
+    draw(list(groups.items()), path, title)

@@ -114,7 +114,7 @@ def allreduce(
     The bound below the table is the upper limit of this machine's cores, from the measured cost of each step.
     """
     from emulator.lab.bench import allreduce as bench
-    from emulator.lab.bench import limits, plot, report
+    from emulator.lab.bench import limits, report
     from emulator.lab.bench import sizes as cases_of
     from emulator.lab.bench.ranks.reducing import Calls
     from emulator.lab.bench.sparsity import Sparsity
@@ -209,7 +209,7 @@ def allreduce(
     if aggregator not in bench.AGGREGATORS[1:] and is_bound_known:  # one round each, in the software aggregator's loop
         limit = limits.measure(workers=workers, transport=result.transport, wire=lanes_of(wire), cores=cores)
     if plot_file is not None:
-        plot.draw(result, limit, plot_file)
+        report.draw(result, limit, plot_file)
     if stream is None:
         objects = [report.as_json(each, limit, is_sweep=bool(sizes or buckets or len(dtypes) > 1)) for each in results]
         click.echo(json.dumps(report.all_as_json(objects)))

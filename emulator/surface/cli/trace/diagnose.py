@@ -69,7 +69,7 @@ def diagnose(
         context = diagnosis.context
         write_timeline(context.played, timeline, critical=context.path, source="switchml trace diagnose")
     if report_file is not None:
-        from emulator.surface.report.diagnosis_picture import write_report
+        from emulator.surface.report.diagnosis import write_report
 
         write_report(diagnosis, report_file, title=f"Diagnosis of {path.resolve().name}")
     output(as_json, diagnosis.to_json, lambda: show(diagnosis))

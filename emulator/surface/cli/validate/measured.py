@@ -96,9 +96,9 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
     Needs root, iproute2 and torch. Run it on an otherwise idle machine: the load of other processes is measured too,
     and not predicted.
     """
-    from emulator.lab.validation import scatter
     from emulator.lab.validation.peers import measure as emulated
     from emulator.lab.validation.replay import measure, report
+    from emulator.lab.validation.report import draw
     from emulator.networks.testbed.namespaces import check_rights
 
     require("torch", "msgspec", "scipy")
@@ -114,7 +114,7 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
             rows = emulated.validate(peers_plan, task.step).rows
         validation = dataclasses.replace(validation, peers=rows)
     if plot_file is not None:
-        scatter.draw(list(validation.groups.items()), plot_file, "iteration")
+        draw(list(validation.groups.items()), plot_file, "iteration")
     output(as_json, validation.as_json, lambda: report.print_table(validation))
 
 

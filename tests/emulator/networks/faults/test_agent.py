@@ -12,7 +12,7 @@ from host_agent.core import Core
 from switchml.control.client import JobInfo
 from switchml.control.membership import PeerLeft
 from switchml.errors import PeerLost
-from switchml.protocol.packet import WaitPacket
+from tests.support.packets import WaitPacket
 
 MS = 1_000_000
 
