@@ -291,7 +291,7 @@ REFUSED = {
     "code": (
         "import torch\nfrom torch.nn.attention.flex_attention import flex_attention\n"
         "flex_attention(*torch.zeros(3, 1, 2, 128, 64, device='cuda'))\n",
-        "flex_attention can't be emulated",
+        "flex_attention without torch.compile materializes all scores",
     ),
     "attention": (
         "import torch\nq = torch.zeros(1, 2, 8, 64, device='cuda', dtype=torch.half)\n"

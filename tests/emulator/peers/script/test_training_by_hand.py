@@ -35,6 +35,45 @@ def test_updates(tmp_path, how):
     assert result["parts"]["matrix products"] > 0
 
 
+OPTIMIZERS = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+
+class Container(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self):
+        self.inner.step()
+
+def train(optimizer, size):
+    model(torch.randn(size, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+first, second = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+container = Container(first)
+for step in range(9):
+    assert step < 4, "the script runs on after its iterations"
+"""
+STEPS = {
+    "alternating": ("train(first, 64), train(second, 64)", 2),
+    "nested": ("train(container, 64)", 1),
+    "in succession": ("train(second if step else first, 64)", 1),
+}
+
+
+@pytest.mark.parametrize("how", STEPS)
+def test_optimizers_of_the_same_parameters(tmp_path, how):
+    """What the script repeats is an iteration, whether it has two steps of optimizers or one."""
+    text, steps = STEPS[how]
+    result = play(tmp_path, OPTIMIZERS + f"    {text}\n")["result"]
+    assert result["parts"]["matrix products"] > 0
+    single = play(tmp_path, OPTIMIZERS + "    train(first, 64)\n")["result"]
+    assert result["operators"] == pytest.approx(steps * single["operators"], abs=4)
+
+
 def test_optimizer_after_changed_input(tmp_path):
     """Once a script has an optimizer, only its steps end iterations: an input changed by its gradient does not."""
     text = """
