@@ -121,3 +121,28 @@ def test_expandable_segments(tmp_path, monkeypatch):
     assert torch.cuda.memory_reserved() == 40 << 20
     """
     assert "result" in play(tmp_path, textwrap.dedent(text) + STEP), (tmp_path / "out").read_text()
+
+
+BACKENDS = """
+import torch, torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+layer = torch.nn.Linear(64, 64).cuda().to(DTYPE)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for step in range(9):
+    query = layer(torch.zeros(2, 8, 1024, 64, device="cuda", dtype=DTYPE))
+    with sdpa_kernel(SDPBackend.BACKEND):
+        F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_backends_of_attention(tmp_path):
+    """cuDNN's kernels cost what FlashAttention costs; plain operators are used only where the script allows them."""
+
+    def played(backend, dtype="torch.bfloat16"):
+        return play(tmp_path, BACKENDS.replace("BACKEND", backend).replace("DTYPE", dtype))
+
+    flash = played("FLASH_ATTENTION")["result"]["parts"]
+    assert played("CUDNN_ATTENTION")["result"]["parts"] == pytest.approx(flash)
+    assert "attention" in flash and "attention" not in played("MATH")["result"]["parts"]
+    assert "No available kernel" in played("FLASH_ATTENTION", "torch.float32")["error"]
