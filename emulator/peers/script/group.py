@@ -56,6 +56,7 @@ def install(network: Network) -> None:
     take_over(BACKEND, init_method=None, store=dist.HashStore(), rank=network.ranks.rank, world_size=network.world)
     for module in (dist, dist.distributed_c10d):
         replace(module, {"get_backend": lambda group=None: "nccl", "is_nccl_available": lambda: True})
+    replace(dist.distributed_c10d, {"_set_pg_timeout": lambda timeout, group=None: None})
     # Gloo's barrier, which is for host tensors.
     replace(dist.ProcessGroup, {"monitored_barrier": lambda group, *_, **__: dist.barrier(group)})
     # The first reads a CUDA timer, the second compares values between ranks.

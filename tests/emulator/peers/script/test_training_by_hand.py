@@ -137,13 +137,15 @@ def test_compiled_module_has_its_original(tmp_path):
     assert "result" in play(tmp_path, textwrap.dedent(text))
 
 
-def test_monitored_barrier(tmp_path):
-    """Gloo's barrier with a time-out, a method of the process group."""
+def test_time_outs(tmp_path):
+    """Gloo's barrier with a time-out, a method of the process group; a later time-out of a group's collectives."""
     text = """
     import datetime, torch, torch.distributed as dist
     dist.init_process_group("nccl")
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=9))
     group.monitored_barrier()
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=2), group)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=2))
     weight = torch.nn.Parameter(torch.ones(1000, device="cuda"))
     optimizer = torch.optim.SGD([weight], 0.1)
     for step in range(4):
