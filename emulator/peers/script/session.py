@@ -63,7 +63,7 @@ class Session:
         """Identity of its first parameter."""
         self._followers: weakref.WeakSet[Any] = weakref.WeakSet()
         """Other optimizers of the same parameters that have made a step since its last one."""
-        self._updates = Updates(self._mark)
+        self._updates = Updates(self._mark, self.modules.parameters)
         self._in_optimizer = False
         self._called_s = self._stepped_s = 0.0
         self.compiled = Compiled(self._learn_first)

@@ -35,6 +35,26 @@ def test_updates(tmp_path, how):
     assert result["parts"]["matrix products"] > 0
 
 
+SHARDS = {
+    "data": "parameter.data.add_(parameter.grad, alpha=-0.1)",
+    "no grad": "parameter -= 0.1 * parameter.grad",
+    "local": "parameter.to_local().sub_(parameter.grad.to_local())",
+}
+
+
+@pytest.mark.parametrize("how", SHARDS)
+def test_updates_of_shards(tmp_path, how):
+    """FSDP's shards have gradients without an autograd node of their own."""
+    text = LOOP.replace("for step", "dist.init_process_group('nccl')\nfully_shard(model)\nfor step").replace(
+        "import torch", "import torch, torch.distributed as dist\nfrom torch.distributed.fsdp import fully_shard"
+    )
+    text += f"    with torch.no_grad():\n        for parameter in model.parameters():\n            {SHARDS[how]}\n"
+    result = play(tmp_path, text, world=4)["result"]
+    assert "the script ran one iteration: its time includes setup" not in result["notes"]
+    assert result["memory"]["weights"] == WEIGHTS / 4
+    assert result["collectives"]["reduce_scatter"]["calls"] == 1
+
+
 OPTIMIZERS = """
 import torch
 model = torch.nn.Linear(1024, 1024).cuda()
