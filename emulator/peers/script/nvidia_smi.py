@@ -20,7 +20,7 @@ def install(title: str, devices: int) -> None:
             options["shell"] = False
         begin(process, args, *more, **options)
 
-    subprocess.Popen.__init__ = begun  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = begun  # type: ignore[method-assign,assignment]
 
 
 def _is_meant(args: Any) -> bool:

@@ -123,6 +123,27 @@ def test_expandable_segments(tmp_path, monkeypatch):
     assert "result" in play(tmp_path, textwrap.dedent(text) + STEP), (tmp_path / "out").read_text()
 
 
+def test_gathered_values(tmp_path):
+    """A metric that is known is gathered with its value, from tensors of any size or type."""
+    text = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    weight = torch.nn.Parameter(torch.ones(1000, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(4):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            for count in (1, 3, 1 << 13):
+                given = torch.full((count,), 7, dtype=dtype, device="cuda")
+                out = torch.empty(4 * count, dtype=dtype, device="cuda")
+                dist.all_gather_into_tensor(out, given)
+                assert out[0].item() == out[-1].item() == (7 if dtype == torch.int64 or count < 1 << 12 else 1)
+                dist.reduce_scatter_tensor(given, out)
+        weight.square().sum().backward()
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, text, world=4)
+
+
 BACKENDS = """
 import torch, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
