@@ -144,6 +144,21 @@ def test_gathered_values(tmp_path):
     assert "result" in play(tmp_path, text, world=4)
 
 
+def test_weight_norm(tmp_path):
+    """A module that keeps a weight computed from its parameters can be moved, and trained by an optimizer from before."""
+    text = """
+    import torch
+    model = torch.nn.utils.weight_norm(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert model.cuda().weight_g.is_cuda and all(one.is_cuda for one in optimizer.param_groups[0]["params"])
+    for step in range(4):
+        model(torch.zeros(8, 64, device="cuda")).sum().backward()
+        assert model.weight_v.grad is not None
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, text)
+
+
 BACKENDS = """
 import torch, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
