@@ -52,7 +52,7 @@ def install(is_compiled: Callable[[], bool]) -> None:
         has_max = bool(options[1].get("OUTPUT_MAX")) if len(options) > 1 else False
         return torch.ops.switchml.flex_attention(query, key, value, _share(block_mask, query, key), has_max)
 
-    FlexAttentionHOP.__call__ = attend  # type: ignore[method-assign]
+    FlexAttentionHOP.__call__ = attend
     # Else torch's function would call torch.compile itself, for code that the script does not compile.
     vars(flex_module)["_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"] = True
 
@@ -147,7 +147,8 @@ def _share_of(block_mask: Any, length: int, keys: int) -> float:
     *_, height, width, function = block_mask
     columns = math.ceil(keys / width)
     if known.are_known(counts):
-        return float(sum(known.real(one).sum().item() for one in counts)) / (counts[0].numel() * columns)
+        computed = sum(float(known.real(one).sum()) for one in counts)
+        return computed / (int(counts[0].numel()) * columns)
     try:
         with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
             return _sampled(_on_host(function), counts[0].shape, length, keys, height, width)

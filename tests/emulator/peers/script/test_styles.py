@@ -145,7 +145,7 @@ def test_gathered_values(tmp_path):
 
 
 def test_weight_norm(tmp_path):
-    """A module that keeps a weight computed from its parameters can be moved, and trained by an optimizer from before."""
+    """A module that keeps a weight computed from its parameters can be moved, and an earlier optimizer trains it."""
     text = """
     import torch
     model = torch.nn.utils.weight_norm(torch.nn.Linear(64, 64))
