@@ -147,8 +147,7 @@ def _share_of(block_mask: Any, length: int, keys: int) -> float:
     *_, height, width, function = block_mask
     columns = math.ceil(keys / width)
     if known.are_known(counts):
-        computed = sum(float(known.real(one).sum()) for one in counts)
-        return computed / (int(counts[0].numel()) * columns)
+        return float(sum(known.real(one).sum().item() for one in counts) / (counts[0].numel() * columns))
     try:
         with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
             return _sampled(_on_host(function), counts[0].shape, length, keys, height, width)
