@@ -87,10 +87,12 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Dispatch attention to FlashAttention, the memory-efficient kernel or plain operators, in torch's order
-    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's kernels count as one of the first two."""
     head, flags = query.size(-1), torch.backends.cuda
     is_half = query.dtype in (torch.float16, torch.bfloat16)
-    if has_flash and is_half and attn_mask is None and head <= _FLASH_HEAD and flags.flash_sdp_enabled():
+    has_cudnn = has_flash and is_half and flags.cudnn_sdp_enabled()
+    is_flash = has_flash and is_half and (flags.flash_sdp_enabled() or has_cudnn)
+    if is_flash and attn_mask is None and head <= _FLASH_HEAD:
         if head % 8:
             padding = (0, 8 - head % 8)
             query, key, value = (torch.nn.functional.pad(one, padding) for one in (query, key, value))
@@ -101,10 +103,12 @@ def _attention(
         key, value = (one.repeat_interleave(query.size(-3) // one.size(-3), -3) for one in (key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -float("inf"))
-    if flags.mem_efficient_sdp_enabled() and not (attn_mask is not None and attn_mask.requires_grad):
+    if (flags.mem_efficient_sdp_enabled() or has_cudnn) and not (attn_mask is not None and attn_mask.requires_grad):
         if attn_mask is not None:
             attn_mask = attn_mask.expand(*query.shape[:3], key.size(2))
         is_differentiated = query.requires_grad or key.requires_grad or value.requires_grad
         efficient = aten._scaled_dot_product_efficient_attention
         return efficient(query, key, value, attn_mask, is_differentiated, dropout_p, is_causal, scale=scale)[0]
+    if not flags.math_sdp_enabled():  # torch's message
+        raise RuntimeError("No available kernel. Aborting execution.")
     return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]

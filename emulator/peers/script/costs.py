@@ -110,6 +110,7 @@ class Costs:
         self._host = table["host"]
         self._tiles = np.array(table["tiles"], np.float64)
         self._attention = _of(table["attention"], accelerator) | own.attention()
+        self._flex = _of(table["flex_attention"], accelerator)
         self._wide = table["attention"]["float32"]
         self._kinds = _kinds(tuple(own.shares.items()))
         self._default = Kind(
@@ -212,15 +213,24 @@ class Costs:
 
     def attention(self, operator: Operator, backward: bool) -> float:
         """Return the duration of FlashAttention and similar kernels: (batch, heads, sequence, head)."""
+        causal = bool(operator.options.get("is_causal"))
+        short = self._attention["short_causal" if causal else "short"]
+        return self._attend(operator, backward, self._attention, short, 0.5 if causal else 1.0)
+
+    def flex_attention(self, operator: Operator, backward: bool) -> float:
+        """Return the duration of a kernel that PyTorch's compiler generates for `flex_attention`."""
+        return self._attend(operator, backward, self._flex, self._flex["short"], operator.options["share"])
+
+    def _attend(
+        self, operator: Operator, backward: bool, rates: dict[str, Any], shorts: Sequence[float], computed: float
+    ) -> float:
+        """Return the duration of attention; `computed`: share of the scores that are."""
         query, key = operator.inputs[1 if backward else 0], operator.inputs[2 if backward else 1]
         batch, heads, length, head = query.size
-        causal = bool(operator.options.get("is_causal"))
-        work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) / (2 if causal else 1)
-        rate = self._attention["backward" if backward else "forward"]
-        narrow, wide = rate
+        work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) * computed
+        narrow, wide = rates["backward" if backward else "forward"]
         share = narrow + (wide - narrow) * min(1.0, max(0.0, (head - 64) / 64))
-        short = self._attention["short_causal" if causal else "short"][backward]
-        peak = self._accelerator.peak("bf16" if "bf16" in self._accelerator.flops else "fp16")
+        peak, short = self._accelerator.peak("bf16" if "bf16" in self._accelerator.flops else "fp16"), shorts[backward]
         if query.dtype == torch.float32:
             peak, share, short = self._accelerator.peak("fp32"), self._wide[backward], 0.0
         return float(work / (peak * share) * (1 + short / length) + self._kernel_s)
@@ -295,7 +305,9 @@ _TITLES = {
     "convolutions": ("convolution", "convolution_backward"),
     "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
     "attention": tuple(
-        f"_scaled_dot_product_{one}_attention{way}" for one in ("flash", "efficient") for way in ("", "_backward")
+        f"{one}_attention{way}"
+        for one in ("_scaled_dot_product_flash", "_scaled_dot_product_efficient", "flex")
+        for way in ("", "_backward")
     ),
 }
 
@@ -313,4 +325,6 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "_scaled_dot_product_efficient_attention": lambda self, one: self.attention(one, False),
     "_scaled_dot_product_flash_attention_backward": lambda self, one: self.attention(one, True),
     "_scaled_dot_product_efficient_attention_backward": lambda self, one: self.attention(one, True),
+    "flex_attention": lambda self, one: self.flex_attention(one, False),
+    "flex_attention_backward": lambda self, one: self.flex_attention(one, True),
 }

@@ -57,6 +57,7 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     replace(torch.backends.cudnn, cudnn)
     replace(torch.accelerator, accelerators)
     replace(torch.Tensor, tensors)
+    replace(torch.nn.Module, {"_apply": _applied(torch.nn.Module._apply)})
     replace(storage, _storages(storage.resize_, storage.nbytes, storage.data_ptr))
     replace(torch._C, {"_scatter": _scatter})
     replace(torch.version, {"cuda": torch.version.cuda or "13.0"})
@@ -84,6 +85,23 @@ def _data() -> property:
         torch.utils.swap_tensors(tensor, other)
 
     return property(plain.__get__, change)
+
+
+def _applied(apply: Any) -> Any:
+    """Return Module._apply, which swaps parameters, for modules that keep a tensor computed from them on the host, as
+    `weight_norm` does: its graph would prevent that. The next forward pass computes such a tensor anew."""
+
+    def applied(module: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
+        for name in [name for name, value in vars(module).items() if _is_computed_here(value)]:
+            vars(module)[name] = vars(module)[name].detach()
+        moved: torch.nn.Module = apply(module, *arguments, **options)
+        return moved
+
+    return applied
+
+
+def _is_computed_here(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None and value.device.type == "cpu"
 
 
 def _storages(resize: Any, nbytes: Any, pointer: Any) -> dict[str, Any]:

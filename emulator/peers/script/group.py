@@ -33,6 +33,8 @@ from emulator.peers.values import Values
 from switchml.errors import EmulationError
 
 BACKEND = "switchml-script"
+FLOATS = 1 << 14
+"""Maximum number of floating-point elements in a collective whose values are exchanged if known."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,19 @@ def install(network: Network) -> None:
     take_over(BACKEND, init_method=None, store=dist.HashStore(), rank=network.ranks.rank, world_size=network.world)
     for module in (dist, dist.distributed_c10d):
         replace(module, {"get_backend": lambda group=None: "nccl", "is_nccl_available": lambda: True})
+    replace(dist.distributed_c10d, {"_set_pg_timeout": lambda timeout, group=None: None})
     # Gloo's barrier, which is for host tensors.
     replace(dist.ProcessGroup, {"monitored_barrier": lambda group, *_, **__: dist.barrier(group)})
     # The first reads a CUDA timer, the second compares values between ranks.
     replace(dist.Logger, {"set_runtime_stats_and_log": lambda _: None})
     replace(torch.nn.parallel.distributed, {"_verify_param_shape_across_processes": lambda *_: None})
+
+
+def _may_be_known(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether a collective exchanges the values of device tensors: fewer of gradients and weights, which are
+    rarely known."""
+    most = FLOATS if any(one.is_floating_point() for one in tensors) else COPIED
+    return sum(one.numel() for one in tensors) <= most
 
 
 class _Done(Work):
@@ -195,9 +205,8 @@ class ScriptGroup(Collectives):
         return self._values
 
     def _cut(self, tensor: torch.Tensor, splits: Sequence[int] = ()) -> list[torch.Tensor]:
-        has_values = not isinstance(tensor, DeviceTensor)
-        may_have = not tensor.is_floating_point() and tensor.numel() <= COPIED
-        return super()._cut(tensor, splits) if has_values or may_have else [tensor]
+        is_cut = not isinstance(tensor, DeviceTensor) or _may_be_known([tensor])
+        return super()._cut(tensor, splits) if is_cut else [tensor]
 
     def _call(
         self,
@@ -244,7 +253,7 @@ class ScriptGroup(Collectives):
     ) -> bool:
         """Exchange the values of device tensors if all inputs are known. Return whether they are."""
         known = current().known
-        if not known.are_known(list(inputs or outputs)) or sum(one.numel() for one in outputs) > COPIED:
+        if not (known.are_known(list(inputs or outputs)) and _may_be_known(inputs) and _may_be_known(outputs)):
             return False
         self._report_inputs(name, inputs or outputs)
         real: dict[int, torch.Tensor] = {}

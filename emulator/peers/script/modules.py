@@ -3,6 +3,8 @@ created the running autograd node (`tape.py`).
 """
 
 import re
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ class Modules:
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
+        self._outermost: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._tape: Tape[str] = Tape()
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
@@ -43,6 +46,11 @@ class Modules:
             return self._stack[-1]
         return self._tape.of_running_node() or OUTSIDE
 
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters of the outermost modules that have run."""
+        for module in self._outermost:
+            yield from module.parameters()
+
     def next_iteration(self) -> None:
         """Discard the autograd nodes of the previous iteration."""
         self._tape.forget()
@@ -50,6 +58,7 @@ class Modules:
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
         if id(module) not in self._names:
             if not self._stack:
+                self._outermost.add(module)
                 self._names |= {id(one): folded(name) for name, one in module.named_modules()}
             self._names.setdefault(id(module), folded(type(module).__name__))
         self._stack.append(self._names[id(module)] or type(module).__name__)

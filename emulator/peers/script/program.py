@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     except BaseException as error:  # errors of torch.distributed.checkpoint are not Exceptions
         traceback.print_exc()
         message = re.sub(r"\x1b\[[\d;]*m", "", f"{type(error).__name__}: {error}")  # without colors
-        outcome = {"error": message.strip(), "where": _where(error)}
+        outcome = {"error": _of_triton(error) or message.strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))
 
 
@@ -71,6 +71,16 @@ def _unsupported(message: str) -> str:
     if found is None:
         return f"NotImplementedError: {message}".strip()
     return f"{found[1]} can't be emulated: what its kernel does depends on code that it is given"
+
+
+def _of_triton(error: BaseException) -> str | None:
+    """Return a one-sentence message if Triton raised the error, which looks for a driver when it launches a kernel."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "run" and Path(frame.f_code.co_filename).parts[-3:-1] == ("triton", "runtime"):
+            kernel = getattr(frame.f_locals.get("self"), "fn", None)
+            name = getattr(kernel, "__name__", "")
+            return f"Triton kernel {name} can't be emulated: what it does depends on code that torch does not see"
+    return None
 
 
 def _where(error: BaseException) -> str:

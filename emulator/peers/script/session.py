@@ -5,6 +5,7 @@ process (`program.py`), as it changes torch permanently.
 import importlib
 import math
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from emulator.cluster.cluster import Cluster
-from emulator.peers.script import choices, cuda, driver, group, spawning, tensors
+from emulator.peers.script import choices, cuda, driver, flex, group, nvidia_smi, spawning, tensors
 from emulator.peers.script.allocator import Allocator, Block, Full
 from emulator.peers.script.channels import Ranks
 from emulator.peers.script.checkpoints import Checkpoints
@@ -56,15 +57,22 @@ class Session:
         self._costs = Costs(accelerator, cluster.software)
         self._blocks: dict[int, Block | None] = {}
         self._workspaces: set[bool] = set()
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer: weakref.ref[Any] | None = None
         """The first that made a step, or its successor for the same parameters: its steps end iterations."""
-        self._updates = Updates(self._mark)
+        self._leading = 0
+        """Identity of its first parameter."""
+        self._followers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Other optimizers of the same parameters that have made a step since its last one."""
+        self._updates = Updates(self._mark, self.modules.parameters)
         self._in_optimizer = False
         self._called_s = self._stepped_s = 0.0
         self.compiled = Compiled(self._learn_first)
+        flex.install(lambda: self.compiled.segment(_is_backward()) is not None)
         self.replayer = PlanReplayer(self._costs)
         self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read, self._share), local_rank)
-        cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
+        devices = min(world, cluster.accelerators_per_node)
+        cuda.install(accelerator, devices, local_rank, self.clock, self.memory)
+        nvidia_smi.install(accelerator.title, devices)
         group.install(group.Network(cluster, self.clock, world, ranks, allreduce))
         spawning.install(ranks.rank, world, cluster.accelerators_per_node)
         self.checkpoints = Checkpoints()
@@ -86,7 +94,7 @@ class Session:
         self._iterations += 1
 
     def _launch(self, operator: Operator, arguments: list[Any]) -> None:
-        is_backward = torch._C._current_graph_task_id() != -1
+        is_backward = _is_backward()
         if self._updates.have_ended(operator, arguments, is_backward):
             self._end_iteration()
         step, segment = None, None
@@ -120,7 +128,7 @@ class Session:
     def _phase(self) -> Phase:
         if self._in_optimizer:
             return Phase.OPTIMIZER
-        return Phase.BACKWARD if torch._C._current_graph_task_id() != -1 else Phase.FORWARD
+        return Phase.BACKWARD if _is_backward() else Phase.FORWARD
 
     def _allocate(self, number: int, size: int) -> None:
         if number >= 0 and self.compiled.is_used and not self.replayer.allocate(number):
@@ -160,10 +168,21 @@ class Session:
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._mark("optimizer states", value)
-        if self._optimizer is None or _first(optimizer) is _first(self._optimizer):
-            self._optimizer = optimizer
-        if optimizer is self._optimizer:
+        if self._leads(optimizer):
+            self._followers.clear()
             self._end_iteration()
+        else:
+            self._followers.add(optimizer)
+
+    def _leads(self, optimizer: Any) -> bool:
+        """Return whether an optimizer's step ends an iteration. Two of the same parameters may alternate, or one may
+        contain the other; the second succeeds the first once that no longer exists or makes no step between two of the
+        second's."""
+        first, leader = id(_first(optimizer)), self._optimizer and self._optimizer()
+        if self._optimizer is None or (first == self._leading and (leader is None or optimizer in self._followers)):
+            self._optimizer, self._leading = weakref.ref(optimizer), first
+            return True
+        return leader is optimizer
 
     def _end_iteration(self) -> None:
         if len(self.boundaries) == self._iterations:
@@ -200,6 +219,10 @@ class Session:
             number = self.device.storage_number(tensor)
             if number is not None:
                 self.ledger.mark(number, use)
+
+
+def _is_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _is_expandable() -> bool:

@@ -2,7 +2,7 @@
 received gradients, followed by the next forward pass."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,10 +12,12 @@ from emulator.peers.script.operators import Operator
 
 class Updates:
     """Watches all operators until the script creates an optimizer of torch, whose steps end iterations from then on.
-    `mark`: called with the use and the tensor for parameters and their gradients."""
+    `mark`: called with the use and the tensor for parameters and their gradients. `parameters`: of modules that have
+    run; FSDP gives gradients to shards, which no autograd node knows."""
 
-    def __init__(self, mark: Callable[[str, Any], None]):
-        self._mark = mark
+    def __init__(self, mark: Callable[[str, Any], None], parameters: Callable[[], Iterable[torch.Tensor]]):
+        self._mark, self._of_modules = mark, parameters
+        self._has_new_gradients = False
         self._parameters: dict[int, torch.Tensor] = {}
         """By storage: parameters that have received gradients since the last update."""
         self._updated_at: int | None = None
@@ -35,10 +37,16 @@ class Updates:
         if not self._is_by_hand:
             return False
         if is_backward:
+            self._has_new_gradients = True
             parameter = getattr(torch._C._current_autograd_node(), "variable", None)
             if parameter is not None:
                 self._parameters[parameter.untyped_storage()._cdata] = parameter
             return False
+        if self._has_new_gradients:
+            self._has_new_gradients = False
+            for one in self._of_modules():
+                if hasattr(one, "_local_tensor") and one.grad is not None:
+                    self._parameters[one._local_tensor.untyped_storage()._cdata] = one
         created = torch.autograd._get_sequence_nr()
         if self._changes_parameter(operator, arguments):
             for parameter in self._parameters.values() if self._updated_at is None else ():

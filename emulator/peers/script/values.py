@@ -28,8 +28,9 @@ GUESSED = {aten.nonzero.default, aten.masked_select.default}
 KEPT = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Operators assumed to leave values unchanged: no gradient overflows."""
 
-COPIED = 1 << 14
-"""Maximum number of elements of tensors whose values are kept between host and device; DDP's bucket order needs it."""
+COPIED = 1 << 18
+"""Maximum number of elements of tensors whose values are kept between host and device: the order of
+DDP's buckets, ids of tokens, masks of blocks."""
 
 _RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")
 
@@ -54,12 +55,13 @@ class KnownValues:
         self._values.pop(address, None)
         self._copies.pop(address, None)
 
-    def copied(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
-        """Record the copy of a host tensor to a device tensor, which is new or all of its storage."""
+    def copied(self, tensor: torch.Tensor, source: Any) -> None:
+        """Record the copy of a host tensor, or a number, to a device tensor, which is new or all of its storage."""
         storage = tensor.untyped_storage()
         is_whole = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
         if tensor.numel() <= COPIED and is_whole:
-            self._copies[storage._cdata] = source.detach().to(tensor.dtype, copy=True).contiguous()
+            whole = torch.as_tensor(source).detach().to(tensor.dtype, copy=True).expand(tensor.shape)
+            self._copies[storage._cdata] = whole.contiguous()
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values copied to a tensor, or a part of it, if unmodified since."""

@@ -270,6 +270,12 @@ def test_a_process_for_each_rank(tmp_path, context):
 
 REFUSED = {
     "out of memory": ("import torch\nrows = [torch.empty(1 << 30, device='cuda') for _ in range(99)]\n", "script.py:2"),
+    "no program": (
+        "import subprocess\nsubprocess.run('nvidia-smi -L', shell=True, check=True)\n"
+        "assert subprocess.check_output(['nvidia-smi']) == b'GPU 0: NVIDIA H100 SXM5 80 GB (emulated)\\n'\n"
+        "subprocess.run(['amd-smi'])\n",
+        "No such file or directory: 'amd-smi'",
+    ),
     "not on the host": ("import torch\ntorch.zeros(3).cuda().numpy()\n", "can't convert cuda:0 device type tensor"),
     "two devices": (
         "import torch\ntorch.zeros(3, device='cuda:1')\n",
@@ -291,7 +297,7 @@ REFUSED = {
     "code": (
         "import torch\nfrom torch.nn.attention.flex_attention import flex_attention\n"
         "flex_attention(*torch.zeros(3, 1, 2, 128, 64, device='cuda'))\n",
-        "flex_attention can't be emulated",
+        "flex_attention without torch.compile materializes all scores",
     ),
     "attention": (
         "import torch\nq = torch.zeros(1, 2, 8, 64, device='cuda', dtype=torch.half)\n"
@@ -309,6 +315,19 @@ def test_refused(tmp_path, what):
     outcome = play(tmp_path, text)
     assert "result" not in outcome
     assert expected in " ".join(str(outcome.get(key)) for key in ("full", "error", "where"))
+
+
+def test_triton_kernel(tmp_path):
+    """It is refused by its name, not by Triton's error about a driver; this Triton is only as deep as its launch."""
+    runtime = tmp_path / "triton" / "runtime"
+    runtime.mkdir(parents=True)
+    (runtime / "jit.py").write_text(
+        "class JITFunction:\n    def __init__(self, fn):\n        self.fn = fn\n"
+        "    def run(self):\n        raise RuntimeError('0 active drivers')\n"
+    )
+    text = "from triton.runtime.jit import JITFunction\n@JITFunction\ndef softmax():\n    pass\nsoftmax.run()\n"
+    outcome = play(tmp_path, text)
+    assert outcome["error"].startswith("Triton kernel softmax can't be emulated")
 
 
 def test_time_and_activations_by_module(tmp_path):

@@ -121,3 +121,64 @@ def test_expandable_segments(tmp_path, monkeypatch):
     assert torch.cuda.memory_reserved() == 40 << 20
     """
     assert "result" in play(tmp_path, textwrap.dedent(text) + STEP), (tmp_path / "out").read_text()
+
+
+def test_gathered_values(tmp_path):
+    """A metric that is known is gathered with its value, from tensors of any size or type."""
+    text = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    weight = torch.nn.Parameter(torch.ones(1000, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(4):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            for count in (1, 3, 1 << 13):
+                given = torch.full((count,), 7, dtype=dtype, device="cuda")
+                out = torch.empty(4 * count, dtype=dtype, device="cuda")
+                dist.all_gather_into_tensor(out, given)
+                assert out[0].item() == out[-1].item() == (7 if dtype == torch.int64 or count < 1 << 12 else 1)
+                dist.reduce_scatter_tensor(given, out)
+        weight.square().sum().backward()
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, text, world=4)
+
+
+def test_weight_norm(tmp_path):
+    """A module that keeps a weight computed from its parameters can be moved, and an earlier optimizer trains it."""
+    text = """
+    import torch
+    model = torch.nn.utils.weight_norm(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert model.cuda().weight_g.is_cuda and all(one.is_cuda for one in optimizer.param_groups[0]["params"])
+    for step in range(4):
+        model(torch.zeros(8, 64, device="cuda")).sum().backward()
+        assert model.weight_v.grad is not None
+        optimizer.step()
+    """
+    assert "result" in play(tmp_path, text)
+
+
+BACKENDS = """
+import torch, torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+layer = torch.nn.Linear(64, 64).cuda().to(DTYPE)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for step in range(9):
+    query = layer(torch.zeros(2, 8, 1024, 64, device="cuda", dtype=DTYPE))
+    with sdpa_kernel(SDPBackend.BACKEND):
+        F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_backends_of_attention(tmp_path):
+    """cuDNN's kernels cost what FlashAttention costs; plain operators are used only where the script allows them."""
+
+    def played(backend, dtype="torch.bfloat16"):
+        return play(tmp_path, BACKENDS.replace("BACKEND", backend).replace("DTYPE", dtype))
+
+    flash = played("FLASH_ATTENTION")["result"]["parts"]
+    assert played("CUDNN_ATTENTION")["result"]["parts"] == pytest.approx(flash)
+    assert "attention" in flash and "attention" not in played("MATH")["result"]["parts"]
+    assert "No available kernel" in played("FLASH_ATTENTION", "torch.float32")["error"]

@@ -35,6 +35,65 @@ def test_updates(tmp_path, how):
     assert result["parts"]["matrix products"] > 0
 
 
+SHARDS = {
+    "data": "parameter.data.add_(parameter.grad, alpha=-0.1)",
+    "no grad": "parameter -= 0.1 * parameter.grad",
+    "local": "parameter.to_local().sub_(parameter.grad.to_local())",
+}
+
+
+@pytest.mark.parametrize("how", SHARDS)
+def test_updates_of_shards(tmp_path, how):
+    """FSDP's shards have gradients without an autograd node of their own."""
+    text = LOOP.replace("for step", "dist.init_process_group('nccl')\nfully_shard(model)\nfor step").replace(
+        "import torch", "import torch, torch.distributed as dist\nfrom torch.distributed.fsdp import fully_shard"
+    )
+    text += f"    with torch.no_grad():\n        for parameter in model.parameters():\n            {SHARDS[how]}\n"
+    result = play(tmp_path, text, world=4)["result"]
+    assert "the script ran one iteration: its time includes setup" not in result["notes"]
+    assert result["memory"]["weights"] == WEIGHTS / 4
+    assert result["collectives"]["reduce_scatter"]["calls"] == 1
+
+
+OPTIMIZERS = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+
+class Container(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self):
+        self.inner.step()
+
+def train(optimizer, size):
+    model(torch.randn(size, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+first, second = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+container = Container(first)
+for step in range(9):
+    assert step < 4, "the script runs on after its iterations"
+"""
+STEPS = {
+    "alternating": ("train(first, 64), train(second, 64)", 2),
+    "nested": ("train(container, 64)", 1),
+    "in succession": ("train(second if step else first, 64)", 1),
+}
+
+
+@pytest.mark.parametrize("how", STEPS)
+def test_optimizers_of_the_same_parameters(tmp_path, how):
+    """What the script repeats is an iteration, whether it has two steps of optimizers or one."""
+    text, steps = STEPS[how]
+    result = play(tmp_path, OPTIMIZERS + f"    {text}\n")["result"]
+    assert result["parts"]["matrix products"] > 0
+    single = play(tmp_path, OPTIMIZERS + "    train(first, 64)\n")["result"]
+    assert result["operators"] == pytest.approx(steps * single["operators"], abs=4)
+
+
 def test_optimizer_after_changed_input(tmp_path):
     """Once a script has an optimizer, only its steps end iterations: an input changed by its gradient does not."""
     text = """
@@ -98,13 +157,15 @@ def test_compiled_module_has_its_original(tmp_path):
     assert "result" in play(tmp_path, textwrap.dedent(text))
 
 
-def test_monitored_barrier(tmp_path):
-    """Gloo's barrier with a time-out, a method of the process group."""
+def test_time_outs(tmp_path):
+    """Gloo's barrier with a time-out, a method of the process group; a later time-out of a group's collectives."""
     text = """
     import datetime, torch, torch.distributed as dist
     dist.init_process_group("nccl")
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=9))
     group.monitored_barrier()
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=2), group)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(minutes=2))
     weight = torch.nn.Parameter(torch.ones(1000, device="cuda"))
     optimizer = torch.optim.SGD([weight], 0.1)
     for step in range(4):
