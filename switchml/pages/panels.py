@@ -92,8 +92,8 @@ def chart(panel: Panel) -> dict[str, Any]:
 
 
 def text(value: float) -> str:
-    """Format with four digits, or all digits before the decimal point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """Format with three digits, or all digits before the decimal point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _curves(panel: Curves) -> charts.Spec:
