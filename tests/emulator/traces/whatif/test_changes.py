@@ -13,7 +13,6 @@ from emulator.cluster.algorithms import ALGORITHMS
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.checks import check
 from emulator.jobs.workload.graph import Kind
-from emulator.surface.api import replaying
 from emulator.traces import repeated_rounds
 from emulator.traces.join import join, join_each
 from emulator.traces.readers.read import read
@@ -228,10 +227,6 @@ def test_what_waited_for_a_small_bucket_comes_after_the_gradients_of_a_large_one
     joined = join(read(capture), iteration=6)
     for caps in ((25e6,), (2**20, 25 * 2**20)):
         assert takes_s(changes.buckets(changes.with_network(joined), caps)) > 0.5 * takes_s(joined)
-
-
-def test_sizes_of_buckets_in_words():
-    assert [replaying._size(size) for size in (25e6, 25 * 2**20, 1000.0)] == ["25 MB", "25 MiB", "1000 B"]
 
 
 def _overlapping():
