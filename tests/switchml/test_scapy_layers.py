@@ -58,16 +58,6 @@ def test_dissects_the_bytes_of_the_codec(packet):
     assert bytes(layer) == data
 
 
-def test_vector_packets_survive_dissection():
-    for data in VECTOR_PACKETS:
-        layer = SwitchML(data)
-        layer.show(dump=True)
-        assert bytes(layer) == data
-        rebuilt = layer.copy()
-        rebuilt.clear_cache()
-        assert bytes(rebuilt) == data
-
-
 def frame(data: bytes, sport: int, dport: int) -> bytes:
     return bytes(Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / IP(src="10.0.0.1", dst="10.0.0.2")
                  / UDP(sport=sport, dport=dport) / Raw(data))  # fmt: skip
@@ -159,13 +149,6 @@ def test_what_people_see(monkeypatch):
     monkeypatch.setitem(conf.contribs["switchml"], "slots", 4)
     shown.append(SwitchMLv2(seq=4101).show(dump=True))
     golden.check("scapy", "\n".join(shown))
-
-
-def test_partial_sums():
-    data = b"\x85\0" + bytes(8) + b"\xff\xff\xff\xfe" * 64 + b"\x03\0"
-    partial = SwitchML(data)
-    assert (partial.values, partial.partial_flags) == ([-2] * 64, 3) and bytes(partial) == data
-    assert "partial sum int32" in partial.summary() and "OVERFLOW+MIXED" in partial.show(dump=True)
 
 
 @pytest.mark.parametrize(

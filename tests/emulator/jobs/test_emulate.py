@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from emulator.cluster.accelerator import accelerators
 from emulator.jobs import emulate
-from emulator.jobs.description import Noise, request
+from emulator.jobs.description import request
 from emulator.jobs.training import Run, goodput
 from emulator.jobs.workload import models
 from emulator.jobs.workload.implementations import attention_kernels
@@ -121,8 +121,6 @@ def test_failures_lengthen_a_training():
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(ConfigError, match="stragglers is 2"):
-        Noise(stragglers=2)
     with pytest.raises(ConfigError, match="steps or in tokens"):
         Run(steps=1, tokens=1)
 
