@@ -58,6 +58,16 @@ def test_dissects_the_bytes_of_the_codec(packet):
     assert bytes(layer) == data
 
 
+def test_vector_packets_survive_dissection():
+    for data in VECTOR_PACKETS:
+        layer = SwitchML(data)
+        layer.show(dump=True)
+        assert bytes(layer) == data
+        rebuilt = layer.copy()
+        rebuilt.clear_cache()
+        assert bytes(rebuilt) == data
+
+
 def frame(data: bytes, sport: int, dport: int) -> bytes:
     return bytes(Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / IP(src="10.0.0.1", dst="10.0.0.2")
                  / UDP(sport=sport, dport=dport) / Raw(data))  # fmt: skip

@@ -61,6 +61,14 @@ def test_result_says_what_the_command_says(result):
     assert figures | {"wall_s": 0} == json.loads(json.dumps(ours)) | {"wall_s": 0}
 
 
+def test_reprs_are_short(result, traces):
+    assert repr(result).startswith("ResNet-50")
+    assert repr(result).count("\n") in (6, 7) and "iteration" in repr(result)
+    emulation = result.emulation
+    for each in (emulation, emulation.played, emulation.played.graph, traces, *traces, traces.diagnose().diagnosis):
+        assert len(repr(each)) < 500
+
+
 def test_notebooks_show_names_of_strangers_as_they_are(result, monkeypatch):
     monkeypatch.setattr(type(result), "title", "<script>alert(1)</script>\x1b")
     assert "&lt;script&gt;" in result._repr_html_() and "<script>" not in result._repr_html_()

@@ -213,6 +213,12 @@ def test_browser_follows_a_running_aggregator(browser):
 # What an answer may take
 
 
+def test_numbers_without_end_are_refused_by_name(server):
+    options = JOB | {"batch": "1000000000"}
+    status, _, text = ask(server, "POST", "/emulate", json.dumps({"options": options}), server.token)
+    assert status == 400 and "batch is 1000000000; expected 0 to 100,000,000" in json.loads(text)["error"]
+
+
 def test_an_answer_has_a_budget_of_memory(monkeypatch):
     monkeypatch.setattr(handlers, "MEMORY_BYTES", 1e6)
     with pytest.raises(ConfigError, match="operations; playing them needs more than"):
