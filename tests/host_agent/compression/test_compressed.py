@@ -23,7 +23,7 @@ from host_agent.compression.compressed import (
 )
 from switchml import codecs
 from switchml.codecs import Payload, StepContext, exchange
-from switchml.errors import ConfigError, RanksDisagree
+from switchml.errors import ConfigError, RanksDisagree, UnsupportedTensor
 from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
 STEPS = 3
@@ -108,6 +108,11 @@ def test_ranks_that_differ_in_their_codec_are_told_so(trio):
 def test_options_that_make_no_sense(trio, options, error, says):
     with pytest.raises(error, match=says):
         trio[0].allreduce(np.ones(10, np.float32), **options)
+
+
+def test_codecs_take_float32_only(trio):
+    with pytest.raises(UnsupportedTensor, match="float64"):
+        trio[0].allreduce(np.ones(10), codec="fp16")
 
 
 @given(st.sampled_from([np.int8, np.int16]), st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1))
