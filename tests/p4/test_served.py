@@ -270,9 +270,6 @@ def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
     assert sums[0.0] == sums[0.03]
 
 
-# Losses
-
-
 # Ends
 
 

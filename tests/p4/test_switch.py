@@ -379,7 +379,3 @@ def test_random_packets_as_the_pool_has_them(switch, seed, may_expire):
         for name, number in zip(COUNTERS, pool.counters[rank].tolist(), strict=True):
             if not name.startswith("sent"):
                 assert counted[name] == number, (rank, name)
-
-
-def test_every_port_has_a_worker():
-    assert {small_job(workers=8).port(rank) for rank in range(8)} == set(range(PORTS))

@@ -161,13 +161,6 @@ def test_what_people_see(monkeypatch):
     golden.check("scapy", "\n".join(shown))
 
 
-def test_partial_sums():
-    data = b"\x85\0" + bytes(8) + b"\xff\xff\xff\xfe" * 64 + b"\x03\0"
-    partial = SwitchML(data)
-    assert (partial.values, partial.partial_flags) == ([-2] * 64, 3) and bytes(partial) == data
-    assert "partial sum int32" in partial.summary() and "OVERFLOW+MIXED" in partial.show(dump=True)
-
-
 @pytest.mark.parametrize(
     ("layer", "columns", "word"), [(SwitchMLAddressed, 0, b"\1\2\0\x7f"), (SwitchMLSparse, 1, b"\0\0\7\0")]
 )

@@ -55,12 +55,6 @@ def test_a_file_that_changes_is_read_again(tmp_path, monkeypatch):
     assert gpus == [4, 5, 16] and clusters.load("mine.toml") is clusters.load("mine.toml")
 
 
-def test_a_fabric_of_another_kind_does_not_have_the_name_of_the_one_that_it_extends(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text('extends = "a100-dgx"\n[between]\nkind = "leaf-spine"\n')
-    assert clusters.load(str(path)).between.title == "leaf-spine"
-
-
 @pytest.mark.parametrize(("text", "message"), [
     ('extends = "a100-dgx"\nacelerator = "h100"', "did you mean accelerator"),
     ('extends = "a100-dgx"\naccelerator = "h900"', "unknown accelerator 'h900'; did you mean h"),

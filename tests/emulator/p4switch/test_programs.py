@@ -1,4 +1,4 @@
-"""The programs of tests/programs: each is documented, loads, and its JSON is what p4c makes of its text."""
+"""The programs of tests/programs: their JSON is what p4c makes of their text."""
 
 import importlib.util
 import json
@@ -6,22 +6,11 @@ import subprocess
 
 import pytest
 
-from emulator.p4switch.program.loader.loader import load
 from tests.support.p4_programs import PATHS, SOURCES
 
 INCLUDED = {"ethernet", "plain"}
 NAMES = sorted(path.stem for path in SOURCES.glob("*.p4") if path.stem not in INCLUDED)
 COMPILER_VERSION = "1.2.5.16"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_program_is_documented_and_loads(name):
-    text = (SOURCES / f"{name}.p4").read_text().splitlines()
-    assert text[0] == "// SPDX-License-Identifier: Apache-2.0"
-    assert text[1].startswith("// ") and len(text[1]) > 20, "the second line says what the program shows"
-    assert f"`{name}.p4`" in (SOURCES / "README.md").read_text()
-    program = load(PATHS[name])
-    assert {p.name for p in program.pipelines} == {"ingress", "egress"}
 
 
 def test_every_json_has_its_program():

@@ -1,7 +1,6 @@
 """Traces of all ranks as one graph: structure, waiting, times, and what does not belong together."""
 
 import dataclasses
-import gc
 
 import numpy as np
 import pytest
@@ -297,22 +296,3 @@ def _appended(first, second):
         causes=causes.astype(np.int32),
         steps=np.concatenate([first.steps, second.steps + until_s]),
     )
-
-
-def test_the_collector_rests_while_traces_are_joined():
-    given, collections, usual = traces.ddp(ranks=2), [], gc.get_threshold()
-
-    def note(phase, about):
-        collections.append(phase)
-
-    gc.callbacks.append(note)
-    gc.set_threshold(20)
-    try:
-        join(given)
-        with pytest.raises(TraceError):
-            join([])
-    finally:
-        gc.set_threshold(*usual)
-        gc.callbacks.remove(note)
-    assert len(collections) < 50  # thousands otherwise
-    assert gc.isenabled()

@@ -15,12 +15,6 @@ def test_the_class_of_a_real_name(row):
     assert kernel_class(row["name"]).value == row["class"], row["source"]
 
 
-def test_every_class_has_several_names_and_every_name_a_source():
-    for kernel in KernelClass:
-        assert sum(row["class"] == kernel.value for row in NAMES) >= 3, kernel
-    assert all(row["source"] for row in NAMES)
-
-
 def test_products_of_matrices_run_on_matrix_units():
     """Names about which two classifiers used to disagree."""
     names = ["aten::mm", "aten::addmm", "flash_fwd", "fmha", "wgrad", "aten::bmm", "aten::conv2d", "aten::linear"]

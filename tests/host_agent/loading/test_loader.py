@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from host_agent.loading import orders
-from host_agent.loading.batches import collate, loss_weight
+from host_agent.loading.batches import collate
 from host_agent.loading.fetch import Retries
 from host_agent.loading.loader import PlannedLoader
 from host_agent.loading.sources.opening import open_source
@@ -249,10 +249,6 @@ def test_gradients_are_those_of_one_process():
             whole = gradient(torch.cat(samples))
             assert torch.allclose(sum(each) / 3, whole, rtol=1e-5, atol=1e-6)
     assert len(sizes) > 2
-
-
-def test_loss_weight():
-    assert [loss_weight(local, 12, 3) for local in (4, 5, 3)] == [1.0, 1.25, 0.75]
 
 
 # Arguments

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from switchml.aggregator.software import SoftwareDataplane
-from switchml.errors import ConfigError
 from tests.support.dataplane import DEADLINE_S, Workers, drain
 from tests.support.launch import until
 from tests.support.packets import V2Packet
@@ -70,9 +68,3 @@ def test_doubled_packets_are_recognized(start, bind):
     assert counts["accepted"] == 1000
     assert 320 < counts["answered"] < 480
     assert set(slots) == set(range(1000)) and len(slots) > 1500
-
-
-@pytest.mark.parametrize("options", [{"loss_rate": 1.0}, {"reorder_rate": -0.1}, {"duplicate_rate": 7}])
-def test_rates_are_probabilities(options):
-    with pytest.raises(ConfigError, match="expected a probability"):
-        SoftwareDataplane(port=0, **options)

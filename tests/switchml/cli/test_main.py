@@ -56,15 +56,6 @@ def test_help_lists_every_subcommand(run):
         assert (help_line in result.stdout) == (" " not in name)
 
 
-def test_version(run):
-    result = run("--version")
-    assert (result.exit_code, result.stdout) == (0, f"switchml, version {__version__}\n")
-
-
-def test_subcommand_gets_its_options(run):
-    assert run("fine", "--count", "3").stdout == "count 3\n"
-
-
 @pytest.mark.parametrize("args", [("no-such-subcommand",), ("--no-such-option",), ("fine", "--count", "many")])
 def test_wrong_usage_exits_2(run, args):
     result = run(*args)

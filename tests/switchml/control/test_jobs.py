@@ -19,7 +19,6 @@ from switchml.control.membership import (
     Reason,
     Refused,
     Started,
-    name_ranks,
 )
 from tests.support.examples import examples
 from tests.support.fake_dataplane import FakeDataplane
@@ -249,11 +248,6 @@ def test_an_address_that_an_ending_job_still_holds_stops_a_start_in_words():
     registry.leave(old[0], now=1.0)
     _, ((_, refused),) = registry.join(request(0, 1, job="y"), now=1.0)
     assert "data address 127.0.0.1:4000 belongs to job 'x' until rank 1 of it left too" in str(refused)
-
-
-def test_ranks_are_named_in_runs():
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks([5, 0, 1, 2]) == "ranks 0-2, 5"
 
 
 class Registry(RuleBasedStateMachine):

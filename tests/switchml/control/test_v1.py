@@ -119,11 +119,6 @@ def test_a_broadcast_waits_for_its_root(hosts):
         )
 
 
-def test_a_broadcast_answers_its_root_at_once(hosts):
-    pair = hosts(2)
-    assert [host.broadcast(5 + host.rank) for host in pair] == [5, 5]
-
-
 @pytest.mark.parametrize(("mac", "told"), [(0x020000000001, 0x020000000001), (0, 0x001122334455)])
 def test_hosts_are_told_the_mac_address_of_the_data_plane(start, mac, told):
     """On the loopback interface, which has none, that of the reference's switch."""

@@ -206,7 +206,3 @@ def test_names_that_are_wrong(job, tmp_path):
         with pytest.raises(ConfigError, match=message):
             shm.attach(wrong)
     assert shm.attach(name)
-
-
-def test_no_segment_shares_nothing():
-    assert shm.no_segment().at[shm.BASE] == 0

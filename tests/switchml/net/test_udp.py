@@ -110,12 +110,6 @@ def test_a_socket_says_what_offload_it_has(ends):
 # -- batches --
 
 
-def test_nothing_there_is_an_empty_batch(ends):
-    end = ends()
-    assert end.take() == []
-    assert end.send([]) == 0
-
-
 @pytest.mark.parametrize("count", [1, 2, 59, 60, 61, 64, 121, 700])
 @pytest.mark.parametrize("size", [4, 266, 1034])
 def test_a_train_arrives_complete_and_in_order(ends, segmentation, gro, count, size):

@@ -120,14 +120,6 @@ def test_largest_is_that_of_the_widened(kind, infinity, x, finite_only):
     assert largest == most or (most > 0x7F800000 and largest > 0x7F800000)
 
 
-def test_bfloat16_is_torchs():
-    torch = pytest.importorskip("torch", reason="needs torch to compare with its bfloat16")
-    bits = np.random.default_rng(1).integers(0, 2**32, 200_000, np.uint32)
-    x = bits[(bits & 0x7FFFFFFF) <= 0x7F800000].view(np.float32)
-    theirs = torch.from_numpy(x.copy()).to(torch.bfloat16)
-    assert np.array_equal(narrowed(BFLOAT16, x), theirs.view(torch.int16).numpy().view(np.uint16))
-
-
 @pytest.mark.parametrize(("dtype", "op"), halves.OPS)
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_sums_are_of_float32_and_rounded_once(dtype, op, ranks):

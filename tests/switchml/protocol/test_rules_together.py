@@ -18,7 +18,7 @@ from switchml.protocol.halves import KINDS, narrow, widen
 from switchml.protocol.retransmission import MILLISECOND, SECOND
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
-from tests.support.rank_network import LANES, PATH, PAYLOAD, Call, Network, Weather, again, check, single, values
+from tests.support.rank_network import LANES, PATH, PAYLOAD, Call, Network, Weather, check, single, values
 
 
 @pytest.mark.parametrize("half", KINDS)
@@ -59,16 +59,6 @@ def test_a_rank_that_comes_seconds_late_is_waited_for():
         assert network.ranks[r].missing_ranks() == (2,)
         assert network.ranks[r].counters["waits"] > 8 and network.ranks[r].counters["retransmitted"] < 8 * 60
     assert network.now < 4 * SECOND + 100 * MILLISECOND
-
-
-def test_losses_cost_little_time():
-    """One packet in a hundred lost: recovery at the path's pace, not at a timer's of 10 ms a loss."""
-    ranks = single("float32", 40_000, 2, random.Random(4))
-    clear = Network(again(ranks), slots=64, windows=[64] * 2).run(limit=SECOND)
-    lossy = Network(ranks, slots=64, windows=[64] * 2, weather=Weather(loss=0.01), seed=2).run(limit=SECOND)
-    lost = sum(int(worker.counters["retransmitted"]) for worker in lossy.ranks)
-    assert lost > 10
-    assert lossy.now - clear.now < 30 * MILLISECOND
 
 
 # -- predictions --
@@ -147,9 +137,6 @@ def test_values_that_change_their_magnitude_cost_a_repeat_and_no_bit():
     check(ranks)
     # Two chunks; four wrong guesses, classify and exact for NaN, one wrong guess after it, a right one at last.
     assert all(worker.counters["repeats"] == 2 * (4 + 2 + 1 + 0) for worker in network.ranks)
-
-
-# -- ranks that disagree --
 
 
 # A job has one kind of narrow lanes, so its ranks can't mix two.

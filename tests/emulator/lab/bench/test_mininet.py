@@ -195,12 +195,6 @@ def test_links_that_there_are_not():
         check(MininetPlan(captures=(("h9-s1", Path("x.pcap")),)))
 
 
-def test_every_example_has_a_test():
-    text = Path(__file__).read_text()
-    mininets = [path for path in EXAMPLES.iterdir() if not path.suffix]  # those in Python are run by claims and by docs
-    assert all(f'"{path.name}"' in text for path in mininets)
-
-
 def test_rates_are_those_that_processors_keep_up_with():
     assert [machine.rate_for(goodput / machine.SHARE) for goodput in (5e5, 1.1e6, 4.9e6, 5.1e6, 3e7, 9e9)] == [
         1e6, 1e6, 2e6, 5e6, 2e7, 1e8,

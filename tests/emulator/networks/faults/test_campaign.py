@@ -78,11 +78,6 @@ def test_a_bug_without_one_place_is_an_error(function, place, message):
         Bug(function, place, "pass", "").planted("def f():\n    b = 1\n    b += 2\n")
 
 
-def test_an_unknown_bug_is_refused():
-    with pytest.raises(ConfigError, match="expected one of version-bit"):
-        campaign.plant("none")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "name"), [

@@ -36,27 +36,6 @@ def test_where_packets_go(switch, mode, ports):
     assert [port for port, _ in switch("metadata").receive(4, ETHERNET + bytes([mode]) + bytes(11))] == ports
 
 
-def test_lengths_ports_and_what_egress_spec_says(switch):
-    """mode 1: setValid of a 4-byte header grows packet_length in egress; egress_spec there is drop_port + 1."""
-    [(_, frame)] = switch("metadata").receive(4, ETHERNET + b"\1" + bytes(11) + b"xyz")
-    view = frame[14:26]
-    assert view == b"\1\4" + number(29) + number(33) + number(0) + number(512 & 511) + number(0)
-    assert frame[26:] == bytes(4) + b"xyz"
-
-
-def test_removing_a_header_shrinks_packet_length_in_egress(switch):
-    [(port, frame)] = switch("metadata").receive(4, ETHERNET + b"\3" + bytes(11))
-    assert (port, frame[2:6]) == (4, number(26) + number(12))
-
-
-@pytest.mark.parametrize(
-    "told", [b"\1\x10\2", b"\2\x21\2", b"\3\x41\1"], ids=["ends ingress, not egress", "in a control", "in egress"]
-)
-def test_exit(switch, told):
-    [(_, frame)] = switch("exit").receive(1, ETHERNET + told[:1] + b"\0\0")
-    assert frame[14:] == told
-
-
 # Multicast
 
 
@@ -71,20 +50,6 @@ def multicasting(switch):
 
 def group(mode, number_=9):
     return ETHERNET + number(number_) + bytes([mode]) + bytes(5)
-
-
-def test_a_group_set_after_drop_wins_and_each_copy_has_its_rid(switch):
-    """Copies come back to the ingress port too; this program drops them in egress unless the mode is 3."""
-    sent = multicasting(switch).receive(3, group(1))
-    assert [(port, frame[17], frame[18:20]) for port, frame in sent] == [
-        (1, 5, number(11)),
-        (2, 5, number(11)),
-        (2, 5, number(12)),
-    ]
-
-
-def test_drop_after_the_group_cancels_it(switch):
-    assert multicasting(switch).receive(3, group(2)) == []
 
 
 def test_multicast_comes_before_unicast_and_an_unknown_group_swallows_the_packet(switch):
@@ -123,15 +88,6 @@ def test_of_two_clone_calls_the_last_counts(switch):
     assert sent[0][1][16:20] == bytes(4)  # clone() without a list keeps nothing
 
 
-def test_an_egress_clone_has_the_headers_as_they_are_then(switch):
-    """It is queued before the packet is sent, but passes egress after it; what the program did before stays done."""
-    (first, packet), (second, clone) = cloning(switch).receive(1, probe(2))
-    assert (first, second) == (1, 70)
-    assert clone[6:12] == bytes.fromhex("0a0b0c0d0e0f")
-    assert clone[12:14] == packet[12:14] == bytes.fromhex("9999")
-    assert clone[14:22] == b"\2\2" + number(0x3333) + number(0) + number(26)
-
-
 def test_an_unknown_session_clones_nothing(switch):
     assert [port for port, _ in switch("clone").receive(1, probe(1))] == [1]
 
@@ -144,14 +100,7 @@ def test_a_clone_may_go_to_a_group(switch):
     assert [port for port, _ in running.receive(1, probe(1))] == [8, 9, 50, 1]
 
 
-# Resubmit and recirculate
-
-
-def test_resubmit_restarts_with_the_packet_as_it_came(switch):
-    """Three passes; `touched` is of the last one only, `kept` is in the field list. The metadata of the third pass has
-    no ingress port, so the packet goes to port 0."""
-    [(port, frame)] = switch("resubmit").receive(4, ETHERNET + b"\3" + bytes(7))
-    assert (port, frame[14:]) == (0, b"\3\6" + number(3) + number(1) + number(1))
+# Recirculate
 
 
 def test_recirculate_takes_the_deparsed_packet(switch):

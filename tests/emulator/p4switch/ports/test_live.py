@@ -225,8 +225,7 @@ def raw_socket() -> socket.socket:
     return sock
 
 
-@pytest.mark.root
-def test_frames_between_interfaces(wire):
+def frames_between_interfaces(wire):
     left, right = (host.call(raw_socket) for host in wire)
     with left, right:
         plain = bytes(Ether(dst="02:00:00:00:00:02") / IP(src="10.0.0.1", dst="10.0.0.2") / UDP() / b"plain frame")
@@ -242,8 +241,7 @@ def test_frames_between_interfaces(wire):
         assert struct.unpack_from("=HH", control[0][2], 16) == (77, 0x8100)
 
 
-@pytest.mark.root
-def test_datagrams_and_trains_of_them(wire):
+def datagrams_and_trains_of_them(wire):
     """What hosts leave to the hardware (checksums, segmentation) is done before the program sees it."""
 
     def bound() -> socket.socket:
@@ -266,8 +264,7 @@ def test_datagrams_and_trains_of_them(wire):
         assert [right.recv(2000) for _ in range(41)] == [bytes([n]) * 1000 for n in range(40)] + [b"tail"]
 
 
-@pytest.mark.root
-def test_a_stream_of_tcp(wire):
+def a_stream_of_tcp(wire):
     data = os.urandom(1 << 20)
     listener = wire[1].call(lambda: socket.create_server(("0.0.0.0", 5001)))
     listener.settimeout(WAIT_S)
@@ -449,6 +446,6 @@ def test_every_way_to_receive(monkeypatch, cold, ports, request, has_ring, is_wa
     if is_warm:
         cold.set()
     hosts = request.getfixturevalue("wire")
-    test_frames_between_interfaces(hosts)
-    test_datagrams_and_trains_of_them(hosts)
-    test_a_stream_of_tcp(hosts)
+    frames_between_interfaces(hosts)
+    datagrams_and_trains_of_them(hosts)
+    a_stream_of_tcp(hosts)

@@ -184,7 +184,7 @@ def test_a_table_without_key_takes_no_entries(program):
     refused("DEFAULT_ENTRY_IS_CONST", table.set_default, any_action(table))
 
 
-# Counters, meters, time-outs
+# Counters
 
 
 def test_direct_counters_start_at_zero_with_each_entry(switch):
@@ -200,48 +200,7 @@ def test_direct_counters_start_at_zero_with_each_entry(switch):
     assert table.read_counter(new_handle) == (0, 0)
 
 
-def test_entries_age(switch):
-    running = switch("timeouts")
-    table = next(table for table in running.state.tables if table.table.support_timeout)
-    handle = table.add([M(field.kind, 0) for field in table.table.key], any_action(table))
-    table.set_timeout(handle, 50)
-    running.now = 49_999
-    assert table.expired() == {}
-    running.now = 50_000
-    assert table.expired() == {handle: 50_000}
-    assert table.life_ms(handle) == (50, 50)
-    running.now = 149_999
-    assert table.expired() == {handle: 100_000}
-    table.delete(handle)
-    assert table.expired() == {}
-
-
 # Action profiles
-
-
-def test_members_and_groups(program):
-    table = next(table for table in State(program("action_selector")).tables if table.profile)
-    profile = table.profile
-    send = profile.action("MyIngress.send")
-    one, two = profile.add_member(RunAction(send, (1, 10))), profile.add_member(RunAction(send, (2, 20)))
-    group = profile.create_group()
-    key = [M("lpm", 0, 0)]
-    refused("EMPTY_GRP", table.add, key, UseGroup(group))
-    profile.add_to_group(two, group)
-    profile.add_to_group(one, group, weight=2)
-    assert profile.group(group).eligible.tolist() == [one, one, two]
-    refused("MBR_ALREADY_IN_GRP", profile.add_to_group, one, group)
-    refused("MBR_STILL_USED", profile.delete_member, one)
-    handle = table.add(key, UseGroup(group))
-    refused("GRP_STILL_USED", profile.delete_group, group)
-    table.modify(handle, UseMember(one))
-    profile.delete_group(group)
-    refused("MBR_STILL_USED", profile.delete_member, one)
-    table.delete(handle)
-    profile.delete_member(one)
-    refused("INVALID_MBR_HANDLE", profile.member, one)
-    refused("INVALID_GRP_HANDLE", profile.group, group)
-    assert profile.add_member(RunAction(send, (3, 30))) == one
 
 
 def test_a_profile_without_selector_has_groups_that_no_entry_can_use(program):

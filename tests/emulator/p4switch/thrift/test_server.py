@@ -302,13 +302,6 @@ def test_addresses(serve, address, reached):
         server.close()
 
 
-def test_two_clients(serve):
-    _, server = serve("registers")
-    with Client("127.0.0.1", server.port) as one, Client("127.0.0.1", server.port) as two:
-        one.call("standard", "bm_register_write", cxt=0, array="MyIngress.sums", index=1, value=5)
-        assert two.call("standard", "bm_register_read", cxt=0, array="MyIngress.sums", index=1) == 5
-
-
 def test_broken_messages_leave_one_line_in_the_log(serve, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("switchml.bmv2"), "filters", [logs.Limit()])
     _, server = serve("exact")

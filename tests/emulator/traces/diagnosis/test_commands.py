@@ -74,14 +74,6 @@ def test_diagnose(tmp_path):
     assert {"name": "process_name", "ph": "M", "pid": 6, "args": {"name": "critical path"}} in events
 
 
-@pytest.mark.slow
-def test_one_iteration(tmp_path):
-    folder = write(TROUBLED, tmp_path / "run")
-    assert json.loads(run("diagnose", folder, "--json", "--iteration", 3).stdout)["findings"]
-    done = run("diagnose", folder, "--iteration", 9)
-    assert done.exit_code == 1 and "there is no iteration 9" in done.output
-
-
 def test_diff(tmp_path):
     a = write(replace(TROUBLED, load_s=0.001), tmp_path / "a")
     b = write(TROUBLED, tmp_path / "b")

@@ -64,14 +64,6 @@ def test_noise_is_not_significant():
     assert not any(row.is_significant for row in found.operations)
 
 
-def test_a_run_does_not_differ_from_itself():
-    found = compared(JOB)
-    assert_adds_up(found)
-    assert found.iteration.difference_s == 0
-    assert not any(row.difference_s or row.is_significant for row in found.operations)
-    assert not any(row.difference_s for row in found.collectives)
-
-
 def test_operations_come_and_go():
     found = compared(replace(JOB, load_s=0.003, layers=7, buckets=(2, 2, 3)))
     assert_adds_up(found)

@@ -238,14 +238,6 @@ def test_many_small_buckets():
     assert "57 buckets are too many" in found.title
 
 
-def test_first_bucket_full_too_late():
-    job = Job(
-        layers=8, forward_s=1e-3, backward_s=5e-3, gradient_bytes=20e6, buckets=(4, 4), latency_s=8e-3, bytes_per_s=5e9
-    )
-    kinds = [finding.kind for finding in diagnose(traced(job)).findings]
-    assert kinds and kinds[0] in ("late first bucket", "large buckets")
-
-
 # Network
 
 
@@ -358,21 +350,3 @@ def test_resends_while_a_rank_is_late_are_no_loss():
     wire[0] = replace(wire[0], at_s=np.where(sent, wire[0].at_s.max(), wire[0].at_s))
     found = diagnose(traced(job, wire=wire)).findings
     assert "packets sent again" not in [finding.kind for finding in found]
-
-
-# The whole
-
-
-def test_what_gains_most_comes_first():
-    job = replace(HEALTHY, load_s=0.02, slowness=lambda rank, *_: 1.3 if rank == 2 else 1.0, gap_s=1e-3)
-    found = diagnose(traced(job, iterations=4))
-    gains = [finding.gain_s for finding in found.findings]
-    assert len(gains) >= 3 and gains == sorted(gains, reverse=True)
-    assert all(0 < gain < found.context.iteration_s for gain in gains)
-    assert all(finding.share == finding.gain_s / found.context.iteration_s for finding in found.findings)
-
-
-def test_least_share():
-    joined = traced(replace(HEALTHY, load_s=0.002))
-    assert diagnose(joined).findings
-    assert not diagnose(joined, least_share=0.5).findings

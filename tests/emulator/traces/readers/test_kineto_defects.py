@@ -1,6 +1,5 @@
 """What users' files did to Kineto traces: several ranks in one file, times that can't be, begins and ends."""
 
-import json
 import random
 
 import pytest
@@ -16,7 +15,7 @@ from emulator.traces.summary import of_job
 from switchml.cli.main import cli
 from switchml.errors import TraceError
 from tests.support.kineto_data import write
-from tests.support.kineto_ddp import ALL_REDUCE, START_US, head, kernels, rank_events
+from tests.support.kineto_ddp import START_US, head, kernels, rank_events
 
 pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
 
@@ -243,13 +242,6 @@ def test_old_torch_puts_annotations_among_operators(tmp_path):
 ])  # fmt: skip
 def test_kernels_of_other_libraries_communicate(kernel, tmp_path):
     assert is_the_job(each_rank(tmp_path, kernel=kernel))
-
-
-def test_a_file_of_one_rank_says_nothing_of_ranks(tmp_path):
-    (trace,) = one_file(tmp_path, rank_events())
-    assert "ranks" not in trace.about
-    assert ALL_REDUCE in trace.names
-    assert json.dumps(of_job([trace]))
 
 
 @pytest.mark.parametrize("command", ["info", "replay", "diagnose"])

@@ -8,18 +8,12 @@ from hypothesis import strategies as st
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.checks import check
 from emulator.traces.network import TransferCost
-from emulator.traces.whatif.buckets import DDP_CAPS, MIB, assign, caps_of, rebucket, regroup
+from emulator.traces.whatif.buckets import MIB, assign, caps_of, rebucket, regroup
 from emulator.traces.whatif.gradients import gradients
 from emulator.traces.whatif.transfers import fit
 from switchml.errors import ConfigError, GraphError
 from tests.support import ddp_jobs
 from tests.support.examples import examples
-
-
-def test_ddp_closes_a_bucket_once_it_holds_its_cap():
-    sizes = [0.5 * MIB, 0.75 * MIB, 20 * MIB, 6 * MIB, 1 * MIB]
-    assert assign(sizes, DDP_CAPS).tolist() == [0, 0, 1, 1, 2]
-    assert assign(sizes, [MIB]).tolist() == [0, 0, 1, 2, 3]
 
 
 def test_assignment_is_that_of_torch():

@@ -13,7 +13,6 @@ from emulator.cluster.algorithms import ALGORITHMS
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.checks import check
 from emulator.jobs.workload.graph import Kind
-from emulator.surface.api import replaying
 from emulator.traces import repeated_rounds
 from emulator.traces.join import join, join_each
 from emulator.traces.readers.read import read
@@ -230,10 +229,6 @@ def test_what_waited_for_a_small_bucket_comes_after_the_gradients_of_a_large_one
         assert takes_s(changes.buckets(changes.with_network(joined), caps)) > 0.5 * takes_s(joined)
 
 
-def test_sizes_of_buckets_in_words():
-    assert [replaying._size(size) for size in (25e6, 25 * 2**20, 1000.0)] == ["25 MB", "25 MiB", "1000 B"]
-
-
 def _overlapping():
     """Buckets launched together on two transports, 20 ms of work each, done 40 ms later."""
     given_traces = []
@@ -295,9 +290,6 @@ def test_rounds_that_are_no_longer_repeated_leave_no_negative_time():
 
 
 @pytest.mark.parametrize(("change", "complaint"), [
-    (lambda one: changes.bandwidth(one, factor=0), "bandwidth: 0 is invalid"),
-    (lambda one: changes.allreduce(one, "star"), "unknown all-reduce 'star'"),
-    (lambda one: changes.slow(one, {7: 2.0}), "rank 7 was not traced; there are 0, 1, 2, 3"),
     (lambda one: changes.ranks(one, 0), "0 ranks: expected at least 1"),
     (lambda one: changes.codec(one, CodecCost(0.0, 1.0)), "share of bytes sent: 0.0 is invalid"),
 ])  # fmt: skip

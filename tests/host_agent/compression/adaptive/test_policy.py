@@ -201,14 +201,6 @@ def test_stays_put_in_a_network_that_stays_the_same():
     assert sum(a != b for a, b in pairwise(tail)) <= 2
 
 
-def test_every_rank_decides_alike():
-    first, second = Run(noise=0.2), Run(noise=0.2)
-    for rate in (1000, 20):
-        first.steps(50, rate)
-        second.steps(50, rate)
-    assert first.taken == second.taken
-
-
 def test_nothing_is_decided_before_costs_and_network_are_known():
     policy = BucketPolicy(0.9)
     assert policy.decide(1, Network()) == 0
