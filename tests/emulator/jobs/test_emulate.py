@@ -172,7 +172,7 @@ def test_timeline_and_report(tmp_path):
     picture = tmp_path / "r.svg"
     done = run(*small, "--report", str(picture), "--sweep", "gpus=8:16:2x")
     assert done.exit_code == 0 and f"wrote {picture}" in "".join(done.stderr.splitlines())
-    for words in ("GPT-2", "exposed communication", "memory: ", "Throughput", "ideal"):
+    for words in ("GPT-2", "exposed communication", "Memory: ", "Throughput", "linear"):
         assert words in picture.read_text()
     found = run(*small, "--report", str(tmp_path / "none" / "r.html"))
     assert found.exit_code == 2 and "no such folder" in " ".join(found.stderr.split())
