@@ -85,7 +85,7 @@ def _encode_lanes(x: np.ndarray, out: np.ndarray, step: int, guard: int) -> None
     half = step >> 1
     down_a, down_b, up_a, up_b = exp2(-half), exp2(half - step), exp2(half), exp2(step - half)
     shift = np.uint32(guard + 1)
-    for i in range(len(out)):
+    for i in range(len(x)):
         value = np.float64(x[i]) if np.isfinite(x[i]) else 0.0
         whole = np.trunc(value * down_a * down_b)
         has_rest = np.uint32(whole * up_a * up_b != value)
