@@ -48,7 +48,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def _directory(module: str) -> Path:
     """Return the cache directory of a module's kernels."""
     code = dependencies.digest(module, cache_root() / "digests")
-    digest = hashlib.sha256(f"{numba.__version__} {sys.version} {code}".encode())
+    checked = " with checked bounds" if numba.config.BOUNDSCHECK else ""
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version} {code}{checked}".encode())
     directory = _kernels() / f"{module}-{digest.hexdigest()[:16]}"
     if directory.exists():
         with contextlib.suppress(OSError):  # the cache may be read-only
