@@ -41,6 +41,7 @@ else:
 _MAX_UNUSED_S = 14 * 86400
 """Time that unused kernels stay on disk. Newer ones are never removed: another checkout may use them."""
 _types: Any = numba.types  # not all of them have type hints
+_config: Any = numba.config  # its names follow from the environment
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -48,7 +49,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def _directory(module: str) -> Path:
     """Return the cache directory of a module's kernels."""
     code = dependencies.digest(module, cache_root() / "digests")
-    checked = " with checked bounds" if numba.config.BOUNDSCHECK else ""
+    checked = " with checked bounds" if _config.BOUNDSCHECK else ""
     digest = hashlib.sha256(f"{numba.__version__} {sys.version} {code}{checked}".encode())
     directory = _kernels() / f"{module}-{digest.hexdigest()[:16]}"
     if directory.exists():
