@@ -15,7 +15,7 @@ from switchml.pages.panels import Bars, Panel
 _COLUMNS = 4
 _WIDTH = 480
 """Width of a chart in a picture, in pixels; a bitmap has twice as many, so that it can be enlarged."""
-_INK, _DIM, _RULE = "#1c2126", "#5c656f", "#d9dde1"
+_INK, _DIM, _RULE = "#1c2126", "#5c656f", "#dfe3e7"
 _TEXT = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": _DIM}
 _CONFIG = {
     "background": "white",
@@ -24,10 +24,7 @@ _CONFIG = {
     "view": {"stroke": None},
     "axis": {
         **_TEXT,
-        "titleColor": "#5c656f",
-        "gridColor": "#dfe3e7",
-        "domainColor": "#dfe3e7",
-        "tickColor": "#dfe3e7",
+        **dict.fromkeys(("gridColor", "domainColor", "tickColor"), _RULE),
     },
     "axisQuantitative": {"labelSeparation": 4},
     "axisY": {"labelLimit": 330},

@@ -152,13 +152,19 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
     return {**steps(job), **others}
 
 
+def _fused_attention(model: Transformer, job: Job, device: Accelerator) -> str:
+    """Return the name of the attention kernel of a job that fuses attention."""
+    implementation = implementations()[job.implemented_by(model)]
+    return resolved_attention(job.attention_kernel(model), implementation, device, job.precision)
+
+
 def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     """Return the implementations of the layers' kernels that job and model name."""
     implementation = implementations()[job.implemented_by(model)]
     rates = window_rates = 0.0, 0.0
     if job.flash(model):
-        name = resolved_attention(job.attention_kernel(model), implementation, machine.device, job.precision)
-        kernel, head = attention_kernels()[name], model.head
+        name, head = _fused_attention(model, job, machine.device), model.head
+        kernel = attention_kernels()[name]
         # In a ring, a kernel sees one rank's part of the keys.
         tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
         rates = kernel.rates(machine.device, name, job.precision, tokens, head)
@@ -407,11 +413,10 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
 
 def _named_kernels(model: Transformer, job: Job, device: Accelerator) -> str:
     """Name the attention and loss kernels, and say where an unfused kernel replaces a fused one."""
-    name, implementation = job.attention_kernel(model), implementations()[job.implemented_by(model)]
     attention = "unfused, scores in memory"
     if job.flash(model):
-        attention = attention_kernels()[resolved_attention(name, implementation, device, job.precision)].title
-    elif name != UNFUSED:
-        multiple = implementation.head_multiple
+        attention = attention_kernels()[_fused_attention(model, job, device)].title
+    elif job.attention_kernel(model) != UNFUSED:
+        multiple = implementations()[job.implemented_by(model)].head_multiple
         attention += f" (fused kernels take heads that are multiples of {multiple}, not {model.head})"
     return f"attention: {attention}; loss: {cross_entropies()[job.loss_kernel(model)].title}"

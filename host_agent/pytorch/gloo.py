@@ -117,7 +117,8 @@ class GlooWork(AllReduceWork):
         self.has_copies = bool(copies)
         results = tensors_in(self._args[0]) if args and name != "send" else []
         strided = {id(copy): value for copy, value in copies}
-        span = f"gloo:{kind_of(name) or name}" if is_queued else (kind_of(name) or name)
+        kind = kind_of(name) or name
+        span = f"gloo:{kind}" if is_queued else kind
         inputs = tensors_in(args[1]) if len(args) > 1 else []  # of (outputs, inputs, options)
         super().__init__([strided.get(id(each), each) for each in results], 1, callbacks, span, inputs or None)
         self._method = method
