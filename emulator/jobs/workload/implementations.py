@@ -156,8 +156,8 @@ def cross_entropies() -> dict[str, CrossEntropy]:
 
 UNFUSED = "unfused"
 FLASH = "flash"
+"""The fused kernel that an implementation chooses (`resolved_attention`)."""
 FULL_PRECISIONS = ("fp32", "tf32")
-"""Name of the default fused kernel: FlashAttention-2."""
 BLOCK = 128
 """Queries (or keys, backward) per block of FlashAttention's kernels (flash_fwd_launch_template.h,
 flash_bwd_launch_template.h)."""
