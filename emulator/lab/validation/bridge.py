@@ -17,9 +17,6 @@ from emulator.jobs.workload.job import Job
 from emulator.lab.validation.rows import published
 
 TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200"}
-ATTENTION = {"h100-dgx": "cudnn"}
-"""cuDNN's attention on Hopper is as fast as FlashAttention-3; for Blackwell no rate is known other than the
-FlashAttention-2 default."""
 Published = tuple[str, Request, float]
 """Name, job, tokens/s per accelerator."""
 
@@ -53,7 +50,7 @@ def _published(row: dict[str, str]) -> Published:
         implementation=row["implementation"],
         dispatcher=row["dispatcher"],
         overlap_experts=row["overlaps"] == "1",
-        attention=ATTENTION.get(cluster, "fa2"),
+        attention="flash",
     )
     split = f"tp {tp} pp {job.pp} cp {job.cp} ep {ep}" + (" fsdp" if numbers["fsdp"] else "")
     name = f"{row['release']}, {model} x {job.gpus} {cluster}, {row['precision']}, {job.batch} in {job.micro_batch}"
