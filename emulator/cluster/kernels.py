@@ -8,6 +8,8 @@ GEMMs that jobs in fp8, mxfp8 and nvfp4 run in bf16; `aligned` is the number of 
 are aligned; `for weights` of 1 marks kernels that only weight gradients need.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from emulator.cluster.accelerator import QUANTIZED_BYTES, Accelerator, Constants, unquantized
@@ -34,8 +36,12 @@ def gemm(
 ) -> tuple[float, ...]:
     """Return the row of a GEMM: `batch` products of (m, k) by (k, n), in bf16 if `half`, even in a quantized job.
     `rows`: row lengths of the operands in memory, in elements; default: aligned."""
-    aligned = next((each for each in (32, 16, 8, 4, 2) if not any(size % each for size in rows)), 1)
-    return (batch, m, n, k, 0.0, 0.0, float(half), float(aligned), 0.0)
+    return (batch, m, n, k, 0.0, 0.0, float(half), float(alignment(rows)), 0.0)
+
+
+def alignment(rows: Iterable[float]) -> int:
+    """Return the number of elements, at most ALIGNED, to whose multiples rows of these lengths are aligned."""
+    return next((each for each in (32, 16, 8, 4, 2) if not any(size % each for size in rows)), 1)
 
 
 def at_rate(flops_per_s: float, m: float, n: float, k: float, batch: float = 1.0) -> tuple[float, ...]:
@@ -84,7 +90,8 @@ def seconds(
     waves = np.ceil(batch * np.ceil(m / high) * np.ceil(n / wide) / device.processors)
     steps = np.ceil(k / STEP) * STEP + constants.tile_fill_steps
     products = (waves * np.maximum(multiply_s, read_s) * steps).min(axis=0)
-    products *= np.where(element * aligned < ALIGNED_BYTES, device.unaligned_times, 1.0)
+    if precision != "fp32":
+        products *= np.where(element * aligned < ALIGNED_BYTES, device.unaligned_times, 1.0)
     products = np.where(rate > 0, 2 * batch * m * n * k / np.maximum(rate, 1.0), products)
     launches = np.where(is_gemm, 1.0, np.maximum(batch, 1.0))
     return np.maximum(np.where(is_gemm, products, 0.0), moved / memory_rate) + launches * constants.kernel_s

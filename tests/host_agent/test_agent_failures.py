@@ -133,7 +133,7 @@ def test_a_bad_network_delays_sums_but_does_not_stop_them(slots, payload_bytes):
     assert late and all(isinstance(error, CollectiveTimeout | PeerLost) for error in errors)
     for error in late:
         told = re.search(
-            r"given(?:; it waits for rank \d)?: ([\d,]+) of 312,500 chunks in \d+\.\d s "
+            r"before it was done(?:; it waits for rank \d)?: ([\d,]+) of 312,500 chunks in \d+\.\d s "
             r"\(all would take ([\d,]+\.\d) s\), ([\d,]+) of ([\d,]+) packets sent were retransmissions, "
             rf"{slots} slots of {payload_bytes} bytes$",
             str(error),

@@ -159,7 +159,7 @@ class Costs:
         again = sum(
             sum(shape.bytes for shape in one.inputs)
             for one, kind in zip(operators, kinds, strict=True)
-            if (kind.reads and kind.passes > 1) or kind.kernels == 2
+            if self.reduces(one) and ((kind.reads and kind.passes > 1) or kind.kernels == 2)
         )
         share = self._compiled["reduction" if any(map(self.reduces, operators)) else "element_wise"]
         return float((bytes + again) / (self._accelerator.memory_bytes_per_s * share) + self._kernel_s)
@@ -195,20 +195,38 @@ class Costs:
         moved = (operator.bytes if kind.reads else operator.written_bytes) * kind.passes
         return moved / (self._accelerator.memory_bytes_per_s * kind.share) + kind.kernels * self._kernel_s
 
-    def product(self, m: float, n: float, k: float, batch: float, dtype: torch.dtype, tf32: bool) -> float:
-        """Return the duration of `batch` GEMMs. If there are fewer output tiles than processors, parts of k are
-        distributed over several processors, whose results are added up (split-K)."""
+    def compiled_s(self, operator: Operator) -> float:
+        """Return the operator's duration in compiled code: operands of a GEMM with unaligned rows are copied to aligned
+        ones if that is faster (torch/_inductor/fx_passes/pad_mm.py)."""
+        alone = self.device_s(operator)
+        if operator.base not in _MATRICES:
+            return alone
+        copied = 2.0 * sum(
+            one.bytes
+            for one in operator.inputs[_MATRICES[operator.base] :][:2]
+            if kernels.alignment(_row_steps(one)) * one.element_bytes < kernels.ALIGNED_BYTES
+        )
+        return min(alone, _matrix(self, operator, aligned=True) + self._moved_s(copied))
+
+    def _moved_s(self, bytes: float) -> float:
+        """Duration of moving bytes by an element-wise kernel."""
+        return bytes / (self._accelerator.memory_bytes_per_s * self._default.share)
+
+    def product(
+        self, m: float, n: float, k: float, batch: float, dtype: torch.dtype, tf32: bool, steps: tuple[int, ...] = ()
+    ) -> float:
+        """Return the duration of `batch` GEMMs; `steps`: elements between the operands' rows, default: aligned. If
+        there are fewer output tiles than processors, parts of k are distributed over several processors, whose results
+        are added up (split-K)."""
         precision = _PRECISIONS.get(dtype, "fp32")
         if precision == "fp32" and tf32 and "tf32" in self._accelerator.flops:
             precision = "tf32"
         if precision not in self._accelerator.flops:
             precision = "fp32"
         parts = np.array([part for part in _SPLITS if part == 1 or k / part >= 256])
-        rows = np.array([kernels.gemm(m, n, k / part, batch * part) for part in parts])
+        rows = np.array([kernels.gemm(m, n, k / part, batch * part, rows=steps) for part in parts])
         products = kernels.seconds(rows, self._accelerator, self._constants, precision, self._tiles)
-        added = np.where(parts > 1, 8.0 * m * n * batch * parts, 0.0) / (
-            self._accelerator.memory_bytes_per_s * self._default.share
-        )
+        added = np.array([self._moved_s(8.0 * m * n * batch * part) if part > 1 else 0.0 for part in parts])
         return float((products + added).min())
 
     def attention(self, operator: Operator, backward: bool) -> float:
@@ -243,11 +261,24 @@ _SPLITS = (1, 2, 4, 8, 16, 32)
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 
 
-def _matrix(self: Costs, operator: Operator, first: int) -> float:
-    left, right = operator.inputs[first : first + 2]
+_MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Dense GEMMs, and the first of their two operands among the inputs."""
+
+
+def _matrix(self: Costs, operator: Operator, *, aligned: bool = False) -> float:
+    left, right = operator.inputs[_MATRICES[operator.base] :][:2]
     (m, k), n = left.size[-2:], right.size[-1]
     batch = math.prod(left.size[:-2])
-    return self.product(m, n, k, batch, left.dtype, operator.tf32[0])
+    steps = () if aligned else (*_row_steps(left), *_row_steps(right))
+    return self.product(m, n, k, batch, left.dtype, operator.tf32[0], steps)
+
+
+def _row_steps(shape: TensorShape) -> tuple[int, ...]:
+    """Return the elements between rows (or columns, of a transposed matrix) and between matrices of a batch; a matrix
+    with neither contiguous is copied first (at::native::prepare_batch_matrix_for_cublas)."""
+    *batch, high, wide = zip(shape.size, shape.stride, strict=True)
+    across = wide[1] if high[1] == 1 and wide[1] > 1 else high[1] if wide[1] == 1 else wide[0]
+    return (across, *(step for length, step in batch if length > 1))
 
 
 def _grouped(self: Costs, operator: Operator) -> float:
@@ -289,15 +320,13 @@ def _convolve(
         m, n, k = pixels, weight.size[1], channels * taps
     computed = self.product(m, n, k, 1, dtype, operator.tf32[1])
     moved = operator.bytes / (2 if which > 1 else 1)
-    rate = self._accelerator.memory_bytes_per_s * self._default.share
-    return float(max(computed, moved / rate) / self._convolution_share)
+    return float(max(computed, self._moved_s(moved)) / self._convolution_share)
 
 
 def _recurrent(self: Costs, operator: Operator) -> float:
     work, dtype = recurrent.work(operator), operator.inputs[0].dtype
     products = sum(times * self.product(m, n, k, 1, dtype, operator.tf32[1]) for m, n, k, times in work.products)
-    moved_s = work.moved_bytes / (self._accelerator.memory_bytes_per_s * self._default.share)
-    return float(products + moved_s + work.others * self._kernel_s)
+    return float(products + self._moved_s(work.moved_bytes) + work.others * self._kernel_s)
 
 
 _TITLES = {
@@ -312,10 +341,7 @@ _TITLES = {
 }
 
 _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
-    "mm": lambda self, one: _matrix(self, one, 0),
-    "bmm": lambda self, one: _matrix(self, one, 0),
-    "addmm": lambda self, one: _matrix(self, one, 1),
-    "baddbmm": lambda self, one: _matrix(self, one, 1),
+    **dict.fromkeys(_MATRICES, _matrix),
     "_grouped_mm": _grouped,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

@@ -298,7 +298,7 @@ class _Planner:
     def _step(self, kernel: _Kernel) -> Step:
         members = [self._launches[place].operator for place in kernel.launches]
         if not kernel.is_fused:
-            return Step(self._costs.device_s(members[0]), members[0].number)
+            return Step(self._costs.compiled_s(members[0]), members[0].number)
         reads: dict[int, int] = {storage: self._bytes[storage] for storage in kernel.again if storage in self._bytes}
         written = 0
         for place in kernel.launches:
