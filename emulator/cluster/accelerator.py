@@ -55,6 +55,9 @@ class Accelerator(Ranged):
     peak."""
     attention_flops: dict[str, float] = number(RATE, factory=dict)
     """FLOP/s of other attention kernels (`emulator/jobs/workload/data/attention.toml`) measured on this device."""
+    attention: dict[str, Any] = field(default_factory=dict)
+    """A kernel measured on this device, which jobs that name none use: an entry as in that file, its rate in
+    `attention_flops` under "measured"."""
     unaligned_times: float = number(Range(1, 1e6), 1.0)
     """Slowdown factor of a GEMM whose operand rows are not aligned (`kernels.ALIGNED_BYTES`); default: not measured."""
     operators: dict[str, Any] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from emulator.jobs.workload import transformer
 from emulator.jobs.workload.implementations import (
     UNFUSED,
     Implementation,
-    attention_kernels,
+    attention_kernel,
     cross_entropies,
     implementations,
     resolved_attention,
@@ -164,11 +164,13 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     rates = window_rates = 0.0, 0.0
     if job.flash(model):
         name, head = _fused_attention(model, job, machine.device), model.head
-        kernel = attention_kernels()[name]
+        kernel = attention_kernel(name, machine.device)
         # In a ring, a kernel sees one rank's part of the keys.
         tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
-        rates = kernel.rates(machine.device, name, job.precision, tokens, head)
-        window_rates = kernel.rates(machine.device, name, job.precision, tokens, head, model.window)
+        rates, window_rates = (
+            kernel.rates(machine.device, name, job.precision, tokens, head, window, model.causal)
+            for window in (0, model.window)
+        )
     return transformer.Code(
         implementation=implementation,
         cross_entropy=cross_entropies()[job.loss_kernel(model)],
@@ -415,7 +417,7 @@ def _named_kernels(model: Transformer, job: Job, device: Accelerator) -> str:
     """Name the attention and loss kernels, and say where an unfused kernel replaces a fused one."""
     attention = "unfused, scores in memory"
     if job.flash(model):
-        attention = attention_kernels()[_fused_attention(model, job, device)].title
+        attention = attention_kernel(_fused_attention(model, job, device), device).title
     elif job.attention_kernel(model) != UNFUSED:
         multiple = implementations()[job.implemented_by(model)].head_multiple
         attention += f" (fused kernels take heads that are multiples of {multiple}, not {model.head})"

@@ -95,7 +95,8 @@ class Implementation:
     attention_default: str = "flash"
     """Attention of models that don't say: "unfused" or "flash"."""
     attention: dict[str, str] = field(default_factory=dict)
-    """Fused attention kernel in half precision, by architecture; FlashAttention-2 on others."""
+    """Fused attention kernel in half precision, by architecture and "default"; without one FlashAttention-2 where it
+    runs, else torch's memory-efficient kernel."""
     head_multiple: int = 1
     """Head sizes that fused attention supports must be a multiple of this; others keep scores in memory."""
     routing_kernels: tuple[int, int] = (0, 0)
@@ -157,7 +158,14 @@ def cross_entropies() -> dict[str, CrossEntropy]:
 UNFUSED = "unfused"
 FLASH = "flash"
 """The fused kernel that an implementation chooses (`resolved_attention`)."""
+MEASURED = "measured"
+"""The kernel that an accelerator's own file describes (`switchml bench kernels`)."""
+DEFAULT = "default"
+"""Architectures that have no entry."""
 FULL_PRECISIONS = ("fp32", "tf32")
+WITHOUT_FLASH = ("Pascal", "Volta", "Turing")
+"""Architectures without FlashAttention-2 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+check_flash_attention_hardware_support)."""
 BLOCK = 128
 """Queries (or keys, backward) per block of FlashAttention's kernels (flash_fwd_launch_template.h,
 flash_bwd_launch_template.h)."""
@@ -165,76 +173,118 @@ WIDE_HEAD = 96
 """Padded heads of at least this size use the rate for 128; smaller ones that for 64."""
 
 
-def attended(tokens: float, window: int = 0) -> float:
-    """Number of query-key pairs of causal attention over `tokens` tokens: the sum of min(i, window) over the i-th
-    token, or half of all without a shorter window."""
-    return window * (tokens - (window - 1) / 2) if 0 < window < tokens else tokens**2 / 2
+def attended(tokens: float, window: int = 0, is_causal: bool = True) -> float:
+    """Number of query-key pairs of attention over `tokens` tokens. Causal: the sum of min(i, window) over the i-th
+    token, or half of all without a shorter window. Otherwise a window has as many tokens before a query as after it."""
+    is_windowed = 0 < window < tokens
+    if is_causal:
+        return window * (tokens - (window - 1) / 2) if is_windowed else tokens**2 / 2
+    return window * tokens - window**2 // 4 if is_windowed else tokens**2
 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """An attention kernel that keeps scores on chip."""
+    """An attention kernel that keeps scores on chip. Pairs of numbers: forward, backward."""
 
     title: str
     source: str
     share: float
+    """Of FlashAttention-2's rate, in half precision."""
     forward: float
     backward: float
-    narrow: float
-    half_length: float
+    narrow: tuple[float, float]
+    half_length: tuple[float, float]
+    full_share: float = 0.0
+    """Of the fp32 peak, in fp32 and tf32; 0: it does not run in those."""
+    half_length_full: tuple[float, ...] = ()
+    """Without a causal mask; empty: half of `half_length`, as each query then has twice as many keys."""
     heads: tuple[int, ...] = ()
     """Head sizes that the kernel is compiled for: others are padded to the next larger one; empty: any."""
     architectures: tuple[str, ...] = ()
-    """Supported accelerator architectures; empty: all."""
-    full_precision: bool = False
-    """Runs in fp32 and tf32 instead of half precision; `share` is of the fp32 peak."""
+    """Supported accelerator architectures; empty: all but `never`."""
+    never: tuple[str, ...] = ()
 
     def padded(self, head: int) -> int:
         """Return the size to which a head is padded."""
         return next((size for size in self.heads if size >= head), head)
 
+    def runs_on(self, device: Accelerator) -> bool:
+        """Return whether the kernel runs on an accelerator; one without an architecture runs all."""
+        is_listed = not self.architectures or device.architecture in self.architectures
+        return not device.architecture or (is_listed and device.architecture not in self.never)
+
+    def runs_in(self, precision: str) -> bool:
+        """Return whether the kernel runs in a precision."""
+        return precision not in FULL_PRECISIONS or self.full_share > 0
+
     def rates(
-        self, device: Accelerator, name: str, precision: str, tokens: int, head: int, window: int = 0
+        self,
+        device: Accelerator,
+        name: str,
+        precision: str,
+        tokens: int,
+        head: int,
+        window: int = 0,
+        is_causal: bool = True,
     ) -> tuple[float, float]:
-        """Return FLOP/s forward and backward on causal sequences of `tokens` tokens, not counting the upper triangle,
-        pairs outside a sliding `window` (0: none), or head padding. At most the rate of a GEMM. Raises ConfigError
-        where the kernel does not run, on that accelerator or in that precision.
+        """Return FLOP/s forward and backward on sequences of `tokens` tokens, not counting pairs outside the mask (the
+        upper triangle; outside a sliding `window`, 0: none), or head padding. At most the rate of a GEMM. Raises
+        ConfigError where the kernel does not run, on that accelerator or in that precision.
 
         With a window, queries have as few keys as in short sequences, and the range ends inside blocks on both sides.
         """
-        if self.architectures and device.architecture and device.architecture not in self.architectures:
-            raise ConfigError(
-                f"attention {name}: {self.title} runs on {' and '.join(self.architectures)}, {device.title} is "
-                f"{device.architecture}"
-            )
-        if self.full_precision != (precision in FULL_PRECISIONS):
-            its = "fp32 and tf32" if self.full_precision else "half precision"
-            raise ConfigError(f"attention {name}: {self.title} runs in {its}, the job is in {precision}")
-        unit = device.peak("fp32") if self.full_precision else device.flash_rate(precision)
-        both = device.attention_flops.get(name, self.share * unit)
+        if not self.runs_on(device):
+            runs = f"runs on {' and '.join(self.architectures)}" if self.architectures else "does not run there"
+            raise ConfigError(f"attention {name}: {self.title} {runs}; {device.title} is {device.architecture}")
+        if not self.runs_in(precision):
+            raise ConfigError(f"attention {name}: {self.title} runs in half precision, the job is in {precision}")
+        if precision in FULL_PRECISIONS:
+            both = self.full_share * device.peak("fp32")
+        else:
+            both = device.attention_flops.get(name, self.share * device.flash_rate(precision))
         padded = self.padded(head)
-        both *= (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
         is_windowed = 0 < window < tokens
-        length = 2 * attended(tokens, window) / tokens  # of a sequence with the same mean number of keys per query
-        both *= length / (length + self.half_length + (BLOCK if is_windowed else 0))
+        keys = attended(tokens, window, is_causal) / tokens
+        length = 2 * keys if is_causal else keys  # of a sequence with the same mean number of keys per query
+        halves = self.half_length if is_causal else self.half_length_full or [each / 2 for each in self.half_length]
         most = device.matmul_share * device.peak(unquantized(precision))
-        return min(both * self.forward, most), min(both * self.backward, most)
+        forward, backward = (
+            both * way * (1.0 if padded >= WIDE_HEAD else narrow) * head / padded
+            * length / (length + half + (BLOCK if is_windowed else 0))
+            for way, narrow, half in zip((self.forward, self.backward), self.narrow, halves, strict=True)
+        )  # fmt: skip
+        return min(forward, most), min(backward, most)
 
 
 @cache
 def attention_kernels() -> dict[str, AttentionKernel]:
-    """Return the kernels by name."""
+    """Return the built-in kernels by name."""
     return datafile.build_all(AttentionKernel, DATA / "attention.toml")
 
 
+def attention_kernel(name: str, device: Accelerator) -> AttentionKernel:
+    """Return a kernel: a built-in one, or the one measured on the accelerator. Raises ConfigError if there is none."""
+    if name != MEASURED:
+        return attention_kernels()[name]
+    if not device.attention:
+        raise ConfigError(f"attention {name}: no kernel was measured on {device.title} (switchml bench kernels)")
+    named = {"title": "attention as measured there", "source": device.source, "share": 1.0}
+    return datafile.build(AttentionKernel, named | device.attention, f"{device.title}, attention")
+
+
 def resolved_attention(name: str, implementation: Implementation, device: Accelerator, precision: str) -> str:
-    """Return the kernel that "flash" stands for: what the implementation chooses on the accelerator. Other names are
-    returned as they are."""
+    """Return the kernel that "flash" stands for: what was measured on the accelerator, else what the implementation
+    chooses there. Other names are returned as they are."""
     if name != FLASH:
         return name
-    return "efficient" if precision in FULL_PRECISIONS else implementation.attention.get(device.architecture, "fa2")
+    if precision in FULL_PRECISIONS:
+        return "efficient"
+    if device.attention:
+        return MEASURED
+    chosen = {DEFAULT: "fa2", **dict.fromkeys(WITHOUT_FLASH, "efficient"), **implementation.attention}
+    return chosen.get(device.architecture, chosen[DEFAULT])
 
 
 def attention_names() -> tuple[str, ...]:
     """Return all names that a model or a job may use."""
-    return (UNFUSED, FLASH, *attention_kernels())
+    return (UNFUSED, FLASH, MEASURED, *attention_kernels())

@@ -58,9 +58,11 @@ class Transformer(Ranged):
     """Number of layers without experts, with an MLP of `dense_ffn`. They are costed like the others: in the models that
     have any, a token passes equally many weights in both."""
     dense_ffn: int = number(WIDTH_OR_0, 0)
+    causal: bool = True
+    """Whether a query attends to the tokens before it only; false for encoders, such as BERT and ViT."""
     window: int = number(Range(0, 100_000_000), 0)
     """Number of tokens, including itself, that a query attends to in sliding-window layers (`sliding_window` in the
-    config.json of Hugging Face's models); 0: all before it."""
+    config.json of Hugging Face's models); 0: all."""
     full_every: int = number(Range(0, LAYERS.most), 0)
     """With a window, every n-th layer attends to all tokens (`sliding_window_pattern`; 2 where `layer_types`
     alternate); 0: none does. Sinks, a learned logit per head, cost nothing: kernels initialize the softmax sum with
@@ -192,13 +194,14 @@ class Transformer(Ranged):
 
     def flops_per_sample(self, sequence: int, skips_future: bool = False) -> float:
         """Return the model FLOPs of forward and backward for one sequence, without recomputation; 2 per multiply-add.
-        Causal attention counts in full (Narayanan et al., SC 2021, appendix) or, with a kernel that `skips_future`
-        tokens, as computed: half, or the pairs within windows."""
+        Attention counts in full (Narayanan et al., SC 2021, appendix) or, with a kernel that `skips_future` tokens, as
+        computed: half if causal, or the pairs within windows."""
         h, f = self.hidden, self.width
         mlp = (3 if self.gated else 2) * h * f * (self.experts_per_token + self.shared_experts)
         scores = 2 * self.query_width + self.heads * self.rotary_size
         windowed = sum(map(self.is_windowed, range(self.layers)))
-        seen = (self.layers - windowed) * attended(sequence) + windowed * attended(sequence, self.window)
+        pairs_in = (attended(sequence, window, self.causal) for window in (0, self.window))
+        seen = sum(layers * pairs for layers, pairs in zip((self.layers - windowed, windowed), pairs_in, strict=True))
         pairs = seen if skips_future else self.layers * sequence**2
         layers = self.layers * 2.0 * sequence * (self.projections + mlp) + 2.0 * pairs * scores
         return 3.0 * (layers + 2.0 * sequence * h * self.vocabulary)

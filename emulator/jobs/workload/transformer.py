@@ -177,7 +177,7 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
     out, out_back = _products(h, tokens, q / t, 1, job, code, **kind)
     if job.flash(model):
         forward_flops, backward_flops = code.window_flops if window else code.attention_flops
-        seen = attended(whole_s, window) / whole_s  # average keys per query
+        seen = attended(whole_s, window, model.causal) / whole_s  # average keys per query
         core = [at_rate(forward_flops, s, seen, 2 * head, heads)]
         core_back = [at_rate(backward_flops, s, seen, 5 * head, heads)]
         if model.head % HEAD_MULTIPLE:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from emulator.cluster.accelerator import Accelerator
+from emulator.jobs.workload.implementations import WITHOUT_FLASH
 from emulator.peers.script import recurrent
 
 aten = torch.ops.aten
 _FLASH_HEAD = 256
 """Largest head size of FlashAttention."""
-_WITHOUT_FLASH = ("Pascal", "Volta", "Turing")
 _ON_GPUS_ONLY = ("_fused_rms_norm",)
 
 _kept: list[Any] = []
@@ -27,7 +27,7 @@ def install(accelerator: Accelerator) -> None:
     _kept.append(library)
     for name in _with_kernels():
         library.impl(name, _never, "CUDA")
-    has_flash = accelerator.architecture not in _WITHOUT_FLASH
+    has_flash = accelerator.architecture not in WITHOUT_FLASH
 
     def attention(*arguments: Any, **options: Any) -> Any:
         return _attention(has_flash, *arguments, **options)

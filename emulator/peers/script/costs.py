@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import torch
 from emulator import datafile
 from emulator.cluster import kernels
 from emulator.cluster.accelerator import Accelerator, Constants
+from emulator.jobs.workload.implementations import FLASH, attention_kernel, implementations, resolved_attention
 from emulator.peers.script import recurrent
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.ranges import FACTOR, SECONDS, Range, Ranged, number
-from switchml.errors import ConfigError, EmulationError
+from switchml.errors import EmulationError
 
 DATA = Path(__file__).parent / "data" / "operators.toml"
 
@@ -40,7 +41,7 @@ class Kind:
 @dataclass(frozen=True)
 class OwnKernels(Ranged):
     """What an accelerator's file gives under `operators` in place of the table's values: those of kernels on that
-    device. `shares`: by kind; `attention_…` as under `[attention.…]`."""
+    device. `shares`: by kind."""
 
     kernel_s: float | None = number(SECONDS, None)
     launch_s: float | None = number(SECONDS, None)
@@ -48,29 +49,17 @@ class OwnKernels(Ranged):
     gemm_efficiency: float | None = number(FACTOR, None)
     tile_fill_steps: float | None = number(Range(0, 1e6), None)
     shares: dict[str, float] = number(Range(0, 1, "(]"), factory=dict)
-    attention_forward: tuple[float, ...] = number(FACTOR, ())
-    attention_backward: tuple[float, ...] = number(FACTOR, ())
-    attention_short: tuple[float, ...] = number(Range(0, 1e6), ())
-    attention_short_causal: tuple[float, ...] = number(Range(0, 1e6), ())
 
     def __post_init__(self) -> None:
         super().__post_init__()
         known = ["element_wise", *_table()["kinds"]]
         for kind in self.shares:
             datafile.check_name("kind of operator", kind, known)
-        for name, pair in self.attention().items():
-            if len(pair) != 2:
-                raise ConfigError(f"attention_{name} has {len(pair)} numbers; expected 2")
 
     def products(self) -> dict[str, float]:
         """Those of matrix products that are given."""
         both = {"gemm_efficiency": self.gemm_efficiency, "tile_fill_steps": self.tile_fill_steps}
         return {name: value for name, value in both.items() if value is not None}
-
-    def attention(self) -> dict[str, tuple[float, ...]]:
-        """Those of attention that are given."""
-        names = ("forward", "backward", "short", "short_causal")
-        return {name: pair for name in names if (pair := getattr(self, f"attention_{name}"))}
 
 
 @cache
@@ -109,9 +98,6 @@ class Costs:
         self._constants = dataclasses.replace(software, kernel_s=self._kernel_s, **products | own.products())
         self._host = table["host"]
         self._tiles = np.array(table["tiles"], np.float64)
-        self._attention = _of(table["attention"], accelerator) | own.attention()
-        self._flex = _of(table["flex_attention"], accelerator)
-        self._wide = table["attention"]["float32"]
         self._kinds = _kinds(tuple(own.shares.items()))
         self._default = Kind(
             (), **table["default"] | {"share": own.shares.get("element_wise", table["default"]["share"])}
@@ -230,36 +216,32 @@ class Costs:
         return float((products + added).min())
 
     def attention(self, operator: Operator, backward: bool) -> float:
-        """Return the duration of FlashAttention and similar kernels: (batch, heads, sequence, head)."""
-        causal = bool(operator.options.get("is_causal"))
-        short = self._attention["short_causal" if causal else "short"]
-        return self._attend(operator, backward, self._attention, short, 0.5 if causal else 1.0)
-
-    def flex_attention(self, operator: Operator, backward: bool) -> float:
-        """Return the duration of a kernel that PyTorch's compiler generates for `flex_attention`."""
-        return self._attend(operator, backward, self._flex, self._flex["short"], operator.options["share"])
-
-    def _attend(
-        self, operator: Operator, backward: bool, rates: dict[str, Any], shorts: Sequence[float], computed: float
-    ) -> float:
-        """Return the duration of attention; `computed`: share of the scores that are."""
+        """Return the duration of a kernel that keeps scores on chip: (batch, heads, sequence, head)."""
         query, key = operator.inputs[1 if backward else 0], operator.inputs[2 if backward else 1]
         batch, heads, length, head = query.size
+        flops = self._accelerator.flops
+        precision = next(one for one in (_PRECISIONS.get(query.dtype, "fp32"), "fp16", "fp32") if one in flops)
+        is_causal = bool(operator.options.get("is_causal"))
+        computed = operator.options["share"] if operator.base in _FLEX else 0.5 if is_causal else 1.0
+        name = "flex" if operator.base in _FLEX else self._attention_kernel(operator, precision)
+        kernel = attention_kernel(name, self._accelerator)
+        rate = kernel.rates(self._accelerator, name, precision, length, head, is_causal=is_causal)[backward]
         work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) * computed
-        narrow, wide = rates["backward" if backward else "forward"]
-        share = narrow + (wide - narrow) * min(1.0, max(0.0, (head - 64) / 64))
-        peak, short = self._accelerator.peak("bf16" if "bf16" in self._accelerator.flops else "fp16"), shorts[backward]
-        if query.dtype == torch.float32:
-            peak, share, short = self._accelerator.peak("fp32"), self._wide[backward], 0.0
-        return float(work / (peak * share) * (1 + short / length) + self._kernel_s)
+        return float(work / rate + self._kernel_s)
+
+    def _attention_kernel(self, operator: Operator, precision: str) -> str:
+        """Return the kernel behind `scaled_dot_product_attention`: cuDNN's counts as either of torch's two."""
+        chosen = resolved_attention(FLASH, implementations()["torch"], self._accelerator, precision)
+        return "efficient" if "efficient" in operator.base and chosen == "sdpa" else chosen
 
 
+_ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_efficient", "flex")
+_FLEX = ("flex_attention", "flex_attention_backward")
 _REDUCED = ("reductions", "normalization", "softmax and loss")
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
 
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
-
 
 _MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Dense GEMMs, and the first of their two operands among the inputs."""
@@ -333,11 +315,7 @@ _TITLES = {
     "matrix products": ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm"),
     "convolutions": ("convolution", "convolution_backward"),
     "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
-    "attention": tuple(
-        f"{one}_attention{way}"
-        for one in ("_scaled_dot_product_flash", "_scaled_dot_product_efficient", "flex")
-        for way in ("", "_backward")
-    ),
+    "attention": tuple(f"{one}_attention{way}" for one in _ATTENTION for way in ("", "_backward")),
 }
 
 _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
@@ -347,10 +325,9 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "convolution_backward": _convolution_backward,
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent,
-    "_scaled_dot_product_flash_attention": lambda self, one: self.attention(one, False),
-    "_scaled_dot_product_efficient_attention": lambda self, one: self.attention(one, False),
-    "_scaled_dot_product_flash_attention_backward": lambda self, one: self.attention(one, True),
-    "_scaled_dot_product_efficient_attention_backward": lambda self, one: self.attention(one, True),
-    "flex_attention": lambda self, one: self.flex_attention(one, False),
-    "flex_attention_backward": lambda self, one: self.flex_attention(one, True),
+    **{
+        f"{one}_attention{way}": partial(Costs.attention, backward=bool(way))
+        for one in _ATTENTION
+        for way in ("", "_backward")
+    },
 }

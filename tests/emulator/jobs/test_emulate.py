@@ -238,8 +238,7 @@ def test_long_sequences_are_no_faster_than_the_chip(cluster):
 def test_attention_is_slower_than_a_matrix_product(precision):
     for device in accelerators().values():
         for name, kernel in attention_kernels().items():
-            runs_there = not kernel.architectures or device.architecture in kernel.architectures
-            if precision in device.flops and runs_there and kernel.full_precision == (precision == "fp32"):
+            if precision in device.flops and kernel.runs_on(device) and kernel.runs_in(precision):
                 best = device.matmul_share * device.peak(precision)
                 assert max(kernel.rates(device, name, precision, 1 << 20, 128)) <= best, (device.title, name)
 
@@ -250,7 +249,10 @@ def test_attention_is_slower_than_a_matrix_product(precision):
         ("h100-dgx", "--implementation torch", "cuDNN's attention"),
         ("h100-dgx", "--implementation megatron-core", "cuDNN's attention"),
         ("h100-dgx", "--implementation megatron", "FlashAttention-2"),
-        ("a100-dgx", "--implementation torch", "FlashAttention-2"),
+        ("a100-dgx", "--implementation torch", "torch's own FlashAttention-2"),
+        ("a100-dgx", "--implementation megatron-core", "FlashAttention-2"),
+        ("h100-dgx", "--implementation torch-1", "FlashAttention-2"),
+        ("v100-dgx1", "--implementation torch", "torch's memory-efficient attention"),
         ("h100-dgx", "--implementation torch --precision tf32", "torch's memory-efficient attention"),
         ("h100-dgx", "--implementation torch --attention fa3", "FlashAttention-3"),
     ],
@@ -262,13 +264,15 @@ def test_the_implementation_chooses_attentions_kernel(cluster, options, kernel):
 
 def test_kernels_run_where_they_exist():
     job = ("--model", "gpt3-1.3b", "--gpus", "1", "--attention", "fa3")
-    assert "FlashAttention-3 runs on Hopper, NVIDIA A100" in run(*job, "--cluster", "a100-dgx").stderr
+    assert "FlashAttention-3 runs on Hopper; NVIDIA A100" in run(*job, "--cluster", "a100-dgx").stderr
     assert run(*job, "--cluster", "h100-dgx").exit_code == 0
     assert (
         "runs in half precision, the job is in tf32" in run(*job, "--cluster", "h100-dgx", "--precision", "tf32").stderr
     )
-    job = (*job[:-1], "efficient")
-    assert "runs in fp32 and tf32, the job is in" in run(*job, "--cluster", "h100-dgx", "--precision", "bf16").stderr
+    job = (*job[:-1], "fa2")
+    assert "FlashAttention-2 does not run there; NVIDIA V100" in run(*job, "--cluster", "v100-dgx1").stderr
+    job = (*job[:-1], "measured")
+    assert "no kernel was measured on NVIDIA H100" in run(*job, "--cluster", "h100-dgx").stderr
 
 
 def test_buckets_of_gradients_are_the_implementations():

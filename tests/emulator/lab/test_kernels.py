@@ -51,10 +51,18 @@ def test_what_was_measured_is_predicted(name, architecture):
     own = {
         "gemm_efficiency": 0.6, "tile_fill_steps": 150.0, "launch_s": 4e-6,
         "shares": {"softmax": 0.2, "element_wise": 0.7, "norm": 0.9},
-        "attention_forward": [0.3, 0.5], "attention_backward": [0.2, 0.4],
-        "attention_short": [100.0, 200.0], "attention_short_causal": [300.0, 1000.0],
     }  # fmt: skip
-    there = dataclasses.replace(accelerators()["h200"], architecture=architecture, operators=own)
+    kernel = {
+        "forward": 1.2, "backward": 0.933, "narrow": [0.6, 0.5],
+        "half_length": [300.0, 1000.0], "half_length_full": [100.0, 200.0],
+    }  # fmt: skip
+    there = dataclasses.replace(
+        accelerators()["h200"],
+        architecture=architecture,
+        operators=own,
+        attention=kernel,
+        attention_flops={"measured": 3e14},
+    )
     rows = rows_of(there, device_row(name=name, architecture=architecture))
     table = fit.fit(rows)
     assert table.get("extends") == ("h200" if name == "NVIDIA H200" else None)

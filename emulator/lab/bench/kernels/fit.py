@@ -20,6 +20,7 @@ import torch
 from emulator.cluster.accelerator import A100_MATMUL_SHARE, Accelerator, accelerators, constants
 from emulator.cluster.cluster import completed
 from emulator.datafile import build
+from emulator.jobs.workload.implementations import MEASURED
 from emulator.lab.bench.kernels.measure import Row
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.operators import Operator, TensorShape
@@ -174,11 +175,8 @@ def fit(rows: Sequence[Row]) -> dict[str, Any]:
     if "launch_s" in device:
         operators["launch_s"] = device["launch_s"]
     own = dataclasses.replace(base, operators=operators)
-    operators |= _products(rows, own) | _attention_shares(rows, own) | _shares(rows, own)
-    if long := [row for row in rows if row["what"] == "attention" and row["head_dim"] == 128 and row["causal"]]:
-        row = max(long, key=lambda row: row["sequence"])
-        table["attention_flops"] = {"sdpa": 3.5 * _attention_flops(row) / (row["forward_s"] + row["backward_s"])}
-    rounded: dict[str, Any] = _rounded(table | {"operators": operators})
+    operators |= _products(rows, own) | _shares(rows, own)
+    rounded: dict[str, Any] = _rounded(table | _attention_kernel(rows) | {"operators": operators})
     return rounded
 
 
@@ -231,17 +229,16 @@ def _products(rows: Sequence[Row], base: Accelerator) -> dict[str, float]:
     return {"gemm_efficiency": best[1], "tile_fill_steps": best[2]}
 
 
-def _attention_shares(rows: Sequence[Row], base: Accelerator) -> dict[str, list[float]]:
-    """Fit, for each direction, the shares of peak for both head sizes, and for each mask the sequence length at which
-    half of them is reached."""
+def _attention_kernel(rows: Sequence[Row]) -> dict[str, Any]:
+    """Fit an attention kernel: for each direction the rates for both head sizes, and for each mask the sequence length
+    at which half of them is reached."""
     taken = [row for row in rows if row["what"] == "attention" and row["head_dim"] in (64, 128)]
-    found: dict[str, list[float]] = {"attention_short": [], "attention_short_causal": []}
-    peak = base.peak(_half(base))
+    rates, halves = [], []
     for which, factor in (("forward_s", 1.0), ("backward_s", 2.5)):
         kept = [row for row in taken if _counts(row, row[which])]
         if {row["head_dim"] for row in kept} != {64, 128}:
             return {}
-        reached = {id(row): factor * _attention_flops(row) / row[which] / peak for row in kept}
+        reached = {id(row): factor * _attention_flops(row) / row[which] for row in kept}
         best: tuple[float, float, float, list[float]] = (math.inf, 0.0, 0.0, [])
         for masked, plain in itertools.product(np.linspace(0, 1500, 31), repeat=2):
             whole = {
@@ -251,10 +248,18 @@ def _attention_shares(rows: Sequence[Row], base: Accelerator) -> dict[str, list[
             middles = [statistics.median(each) for each in logs]
             error = sum(abs(log - middle) for each, middle in zip(logs, middles, strict=True) for log in each)
             best = min(best, (error, float(masked), float(plain), [math.exp(middle) for middle in middles]))
-        found[f"attention_{which.removesuffix('_s')}"] = best[3]
-        found["attention_short_causal"].append(best[1])
-        found["attention_short"].append(best[2])
-    return found
+        halves.append(best[1:3])
+        rates.append(best[3])
+    (forward_narrow, forward), (backward_narrow, backward) = rates
+    both = 3.5 / (1 / forward + 2.5 / backward)
+    kernel = {
+        "forward": forward / both,
+        "backward": backward / both,
+        "narrow": [forward_narrow / forward, backward_narrow / backward],
+        "half_length": [masked for masked, _ in halves],
+        "half_length_full": [plain for _, plain in halves],
+    }
+    return {"attention": kernel, "attention_flops": {MEASURED: both}}
 
 
 def _shares(rows: Sequence[Row], base: Accelerator) -> dict[str, dict[str, float]]:
