@@ -1,6 +1,9 @@
 """How Sphinx builds the site: `switchml docs`, or `sphinx-build -W docs FOLDER`. Nothing is loaded from the network."""
 
+import json
+
 from docutils.parsers.rst import Directive
+from myst_parser.parsers.sphinx_ import MystParser
 
 from switchml import __version__
 
@@ -42,6 +45,29 @@ def _as_markdown(app, what, name, obj, options, lines):
             lines[number - 2] += ":"
 
 
+class _Notebook(MystParser):
+    """Jupyter notebooks, shown with the outputs that their files hold."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring, document):
+        super().parse("\n\n".join(map(_cell, json.loads(inputstring)["cells"])), document)
+
+
+def _cell(cell):
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    return "\n\n".join([f"```python\n{source}\n```", *map(_output, cell["outputs"])])
+
+
+def _output(output):
+    shown = output.get("data", {})
+    if "text/html" in shown:
+        return "```{raw} html\n" + "".join(shown["text/html"]) + "\n```"
+    return "```text\n" + "".join(shown.get("text/plain", output.get("text", ""))) + "\n```"
+
+
 class _Nothing(Directive):
     """Stands in for automodule."""
 
@@ -53,6 +79,8 @@ class _Nothing(Directive):
 
 
 def setup(app):
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(_Notebook)
     if with_reference:
         app.connect("autodoc-process-docstring", _as_markdown)
     else:

@@ -36,6 +36,7 @@ _CONFIG = {
         "symbolType": "square",
         "symbolOpacity": 1,
         "columns": 3,
+        "labelLimit": 330,
     },
     "title": {"anchor": "start", "subtitleColor": _DIM},
     "style": {"bound": {"color": _INK, "fill": _INK}},

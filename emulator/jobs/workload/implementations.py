@@ -2,7 +2,7 @@
 and its attention kernel. Files: `data/implementations.toml`, `data/cross_entropy.toml`, `data/attention.toml`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def attended(tokens: float, window: int = 0, is_causal: bool = True) -> float:
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """An attention kernel that keeps scores on chip. Pairs of numbers: forward, backward."""
+    """An attention kernel that keeps scores on chip."""
 
     title: str
     source: str
@@ -192,17 +192,23 @@ class AttentionKernel:
     """Of FlashAttention-2's rate, in half precision."""
     forward: float
     backward: float
-    narrow: tuple[float, float]
-    half_length: tuple[float, float]
+    narrow: float
+    half_length: float
     full_share: float = 0.0
     """Of the fp32 peak, in fp32 and tf32; 0: it does not run in those."""
-    half_length_full: tuple[float, ...] = ()
-    """Without a causal mask; empty: half of `half_length`, as each query then has twice as many keys."""
+    half_length_full: float | None = None
+    """Without a causal mask; by default half of `half_length`, as each query then has twice as many keys."""
+    backwards: dict[str, float] = field(default_factory=dict)
+    """Of `narrow`, `half_length` and `half_length_full`, those that differ in the backward pass."""
     heads: tuple[int, ...] = ()
     """Head sizes that the kernel is compiled for: others are padded to the next larger one; empty: any."""
     architectures: tuple[str, ...] = ()
     """Supported accelerator architectures; empty: all but `never`."""
     never: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in self.backwards:
+            datafile.check_name("key of backwards", key, ("narrow", "half_length", "half_length_full"))
 
     def padded(self, head: int) -> int:
         """Return the size to which a head is padded."""
@@ -246,14 +252,19 @@ class AttentionKernel:
         is_windowed = 0 < window < tokens
         keys = attended(tokens, window, is_causal) / tokens
         length = 2 * keys if is_causal else keys  # of a sequence with the same mean number of keys per query
-        halves = self.half_length if is_causal else self.half_length_full or [each / 2 for each in self.half_length]
         most = device.matmul_share * device.peak(unquantized(precision))
         forward, backward = (
-            both * way * (1.0 if padded >= WIDE_HEAD else narrow) * head / padded
-            * length / (length + half + (BLOCK if is_windowed else 0))
-            for way, narrow, half in zip((self.forward, self.backward), self.narrow, halves, strict=True)
+            both * times * (1.0 if padded >= WIDE_HEAD else kernel.narrow) * head / padded
+            * length / (length + kernel._half(is_causal) + (BLOCK if is_windowed else 0))
+            for kernel, times in ((self, self.forward), (replace(self, **self.backwards), self.backward))
         )  # fmt: skip
         return min(forward, most), min(backward, most)
+
+    def _half(self, is_causal: bool) -> float:
+        """Tokens at which half of the rate is reached."""
+        if is_causal:
+            return self.half_length
+        return self.half_length / 2 if self.half_length_full is None else self.half_length_full
 
 
 @cache

@@ -385,7 +385,7 @@ class Job(Ranged):
     def implemented_by(self, model: Model) -> str:
         """Return the name of the implementation that runs `model`."""
         named = self.implementation or (model.implementation if isinstance(model, Transformer) else "")
-        return named or ("torch" if self.zero == 3 else "megatron")
+        return named or ("torch" if self.zero == 3 or isinstance(model, LayerTable) else "megatron")
 
     def bucket_parameters(self, model: Model) -> float:
         """Return the bucket size in parameters. Layer tables use DDP's, unless the job specifies an implementation."""

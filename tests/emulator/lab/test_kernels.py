@@ -53,8 +53,8 @@ def test_what_was_measured_is_predicted(name, architecture):
         "shares": {"softmax": 0.2, "element_wise": 0.7, "norm": 0.9},
     }  # fmt: skip
     kernel = {
-        "forward": 1.2, "backward": 0.933, "narrow": [0.6, 0.5],
-        "half_length": [300.0, 1000.0], "half_length_full": [100.0, 200.0],
+        "forward": 1.2, "backward": 0.933, "narrow": 0.6, "half_length": 300.0, "half_length_full": 100.0,
+        "backwards": {"narrow": 0.5, "half_length": 1000.0, "half_length_full": 200.0},
     }  # fmt: skip
     there = dataclasses.replace(
         accelerators()["h200"],

@@ -250,15 +250,13 @@ def _attention_kernel(rows: Sequence[Row]) -> dict[str, Any]:
             best = min(best, (error, float(masked), float(plain), [math.exp(middle) for middle in middles]))
         halves.append(best[1:3])
         rates.append(best[3])
-    (forward_narrow, forward), (backward_narrow, backward) = rates
+    (_, forward), (_, backward) = rates
     both = 3.5 / (1 / forward + 2.5 / backward)
-    kernel = {
-        "forward": forward / both,
-        "backward": backward / both,
-        "narrow": [forward_narrow / forward, backward_narrow / backward],
-        "half_length": [masked for masked, _ in halves],
-        "half_length_full": [plain for _, plain in halves],
-    }
+    lengths = ({"half_length": masked, "half_length_full": plain} for masked, plain in halves)
+    forwards, backwards = (
+        {"narrow": narrow / wide, **length} for (narrow, wide), length in zip(rates, lengths, strict=True)
+    )
+    kernel = {"forward": forward / both, "backward": backward / both, **forwards, "backwards": backwards}
     return {"attention": kernel, "attention_flops": {MEASURED: both}}
 
 

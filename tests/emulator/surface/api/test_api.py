@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import typing
 from importlib import metadata
@@ -183,15 +184,22 @@ def test_changes_and_files_that_are_not_there(traces, tmp_path):
 
 
 @pytest.mark.slow
-def test_notebook_runs():
+def test_notebook():
+    """It shows what its cells give. REWRITE_GOLDEN=1 runs them anew."""
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     pytest.importorskip("pandas")
     root = Path(__file__).parents[4]
-    notebook = nbformat.read(root / "docs" / "python.ipynb", as_version=4)
+    path = root / "docs" / "python.ipynb"
+    shown, notebook = (nbformat.read(path, as_version=4) for _ in range(2))
     resources = {"metadata": {"path": str(root)}}
-    client = nbclient.NotebookClient(notebook, timeout=280, kernel_name="python3", resources=resources)
-    client.execute()
-    shown = json.dumps(notebook.cells)
-    assert "ResNet-50" in shown and "text/html" in shown
+    nbclient.NotebookClient(
+        notebook, timeout=280, kernel_name="python3", resources=resources, record_timing=False
+    ).execute()
+    if os.environ.get("REWRITE_GOLDEN"):
+        for cell in notebook.cells:
+            cell["metadata"] = {}
+        nbformat.write(notebook, path)
+    found, expected = ([cell.get("outputs") for cell in one.cells] for one in (notebook, shown))
+    assert found == expected
