@@ -201,5 +201,10 @@ def test_notebook():
         for cell in notebook.cells:
             cell["metadata"] = {}
         nbformat.write(notebook, path)
-    found, expected = ([cell.get("outputs") for cell in one.cells] for one in (notebook, shown))
-    assert found == expected
+    found, expected = (json.dumps([cell.get("outputs") for cell in one.cells]) for one in (notebook, shown))
+    number = r"\d+(?:\.\d+)?"
+    assert re.sub(number, "#", found) == re.sub(number, "#", expected)
+    # The diagnosis measures what a codec costs on this machine.
+    assert [*map(float, re.findall(number, found))] == pytest.approx(
+        [*map(float, re.findall(number, expected))], rel=0.2
+    )
