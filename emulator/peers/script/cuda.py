@@ -59,7 +59,8 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     replace(torch.Tensor, tensors)
     replace(torch.nn.Module, {"_apply": _applied(torch.nn.Module._apply)})
     replace(storage, _storages(storage.resize_, storage.nbytes, storage.data_ptr))
-    replace(torch._C, {"_scatter": _scatter})
+    bindings = {"_cuda_getCurrentRawStream": lambda device: clock.stream, "_cuda_clearCublasWorkspaces": _nothing}
+    replace(torch._C, {"_scatter": _scatter} | bindings)
     replace(torch.version, {"cuda": torch.version.cuda or "13.0"})
     replace(torch, streams | {"Generator": Generator})
 
