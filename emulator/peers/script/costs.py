@@ -98,10 +98,10 @@ def _of(table: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
 class Costs:
     """Durations of operators on one accelerator, in seconds."""
 
-    def __init__(self, accelerator: Accelerator, software: Constants):
+    def __init__(self, accelerator: Accelerator, software: Constants, host_link_bytes_per_s: float = math.inf):
         own = datafile.build(OwnKernels, accelerator.operators, "accelerator, operators")
         table = _table()
-        self._accelerator = accelerator
+        self._accelerator, self._host_link_bytes_per_s = accelerator, host_link_bytes_per_s
         self._launch_s = software.launch_operator_s if own.launch_s is None else own.launch_s
         self._convolution_share = float(table["convolutions"]["share"])
         self._kernel_s = float(table["kernel_s"]) if own.kernel_s is None else own.kernel_s
@@ -129,6 +129,8 @@ class Costs:
 
     def title(self, operator: Operator) -> str:
         """Return the display name of the operator's kind of kernel."""
+        if operator.crosses:
+            return "copies between host and GPU"
         for title, names in _TITLES.items():
             if operator.base in names:
                 return title
@@ -141,7 +143,7 @@ class Costs:
     def is_shaped(self, operator: Operator) -> bool:
         """Return whether the operator's cost follows from shapes, as of GEMMs, rather than bytes; a compiler does not
         fuse these."""
-        return operator.base in _SHAPED or "attn" in operator.base or "attention" in operator.base
+        return operator.base in _SHAPED or operator.crosses or "attn" in operator.base or "attention" in operator.base
 
     def reduces(self, operator: Operator) -> bool:
         """Return whether the operator is a reduction, which fuses with operators over its input's elements."""
@@ -186,6 +188,8 @@ class Costs:
     def _cost_of(self, operator: Operator) -> float:
         if not operator.has_kernel:
             return 0.0
+        if operator.crosses:
+            return operator.written_bytes / self._host_link_bytes_per_s + self._kernel_s
         shaped = _SHAPED.get(operator.base)
         if shaped is not None:
             return shaped(self, operator)

@@ -72,6 +72,8 @@ def result_of(session: Session, script: str) -> ScriptResult:
         notes.append(f"masks assumed to select half of the elements: {session.device.known.assumed_masks}")
     if session.device.known.even_counts:
         notes.append(f"counts (tokens of experts, classes) assumed even: {session.device.known.even_counts}")
+    if session.host_steps:
+        notes.append(f"optimizer steps on the host, whose computation takes no time here: {session.host_steps}")
     if session.checkpoints.skipped:
         notes.append(f"distributed checkpoints neither written nor read: {session.checkpoints.skipped}")
     spans = session.clock.spans[first:last]

@@ -202,6 +202,48 @@ def test_sequences_of_labels(tmp_path):
     assert "result" in play(tmp_path, text), (tmp_path / "out").read_text()
 
 
+@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_copies_between_host_and_device(tmp_path, way, waits):
+    """They take the time of the host's link, on their stream; the host waits unless they are asynchronous."""
+    copy = {"there": "batch.to('cuda', non_blocking=FAST)", "back": "weight.data.to('cpu', non_blocking=FAST)"}[way]
+    text = """
+    import torch
+    batch, weight = torch.zeros(1 << 28, dtype=torch.uint8), torch.nn.Parameter(torch.zeros(1 << 26, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for step in range(3):
+        weight.sum().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        start.record()
+        COPY
+        here = torch.cuda.Stream().record_event()  # at the host's time, as nothing precedes it on that stream
+        end.record()
+        assert 5.0 < start.elapsed_time(end) < 6.0 and (start.elapsed_time(here) > 5.0) is WAITS
+    """
+    text = text.replace("COPY", copy).replace("FAST", str(not waits)).replace("WAITS", str(waits))
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+    parts = outcome["result"]["parts"]
+    assert parts["copies between host and GPU"] == pytest.approx((1 << 28) / 50e9, rel=0.01)
+
+
+def test_offloaded_weights(tmp_path):
+    """Computing on the host takes no time; a note says so of an optimizer that does."""
+    text = """
+    import torch
+    weight = torch.nn.Parameter(torch.zeros(1 << 20))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(3):
+        (weight.cuda() * 2).sum().backward()
+        optimizer.step()
+    """
+    result = play(tmp_path, text)["result"]
+    assert result["parts"]["copies between host and GPU"] == pytest.approx(2 * (4 << 20) / 50e9, rel=0.1)
+    assert "optimizer steps on the host, whose computation takes no time here: 3" in result["notes"]
+
+
 def test_collectives_of_the_host(tmp_path):
     """Tensors with values meet those of ranks that have the same."""
     text = """
