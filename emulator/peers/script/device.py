@@ -145,7 +145,7 @@ class Device(_Mode):
             else:
                 return func(*args, **kwargs)
         if func in values.READ:
-            return self._read(func, args)
+            return self._read(func, args, kwargs)
         if func is aten.set_.source_Tensor:
             torch._C.TensorBase.data.__set__(*args)  # type: ignore[attr-defined]
             return args[0]
@@ -257,6 +257,8 @@ class Device(_Mode):
             if not func._schema.returns:
                 return self._shape_result(func, tensors, flat, spec, None, device)
             given = on_host(func, plain, spec, error)
+        if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tree_flatten(given)[0]):
+            raise EmulationError(f"{func} can't be emulated: its result is a sparse tensor; expected dense ones")
         return self._shape_result(func, tensors, flat, spec, shapes_of(given), device)
 
     def _shape_result(
@@ -382,11 +384,11 @@ class Device(_Mode):
         found = self._storages.get(tensor.untyped_storage()._cdata)
         return None if found is None else found[0]
 
-    def _read(self, func: Any, args: Any) -> Any:
+    def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor = args[0]
         if tensor.device.type == "cuda":
             self.hooks.read()
-        return self.known.read(func, tensor)
+        return self.known.read(func, args, kwargs)
 
     def _down(self, source: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         """Return a copy on the host: with values if they are known or there is only one."""

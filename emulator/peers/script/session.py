@@ -111,6 +111,8 @@ class Session:
         if self._costs.multiplies(operator) and is_backward not in self._workspaces:
             self._workspaces.add(is_backward)
             self._allocate(-1 - is_backward, WORKSPACE_BYTES.get(self.cluster.device.architecture, 8519680))
+        if self.boundaries:
+            self._costs.check(operator)
         self._module = self.modules.current(is_backward)
         if step is None:
             host_s = self._costs.host_s(operator, is_backward)
