@@ -70,7 +70,7 @@ class Compiled:
         if isinstance(model, torch.nn.Module):
             from torch._dynamo import OptimizedModule  # takes a second to import
 
-            return OptimizedModule(model, lambda call: self._compile(call, **options))  # type: ignore[arg-type]
+            return OptimizedModule(model, lambda call: self._compile(call, **options))
         has_graphs = _has_graphs(**options)
 
         @functools.wraps(model)
