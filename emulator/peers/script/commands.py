@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,8 @@ class Command:
 
 
 def read_command(words: Sequence[str], per_node: int) -> Command:
-    """Parse a command of torchrun, accelerate launch, python or a script, for nodes of `per_node` accelerators. Raises
-    ConfigError for others."""
+    """Parse a command of torchrun, accelerate launch, python, a script or a program that is one, for nodes of
+    `per_node` accelerators. Raises ConfigError for others."""
     first, *rest = words
     name = Path(first).name
     if name.startswith("python"):
@@ -41,7 +42,20 @@ def read_command(words: Sequence[str], per_node: int) -> Command:
         return _accelerate(rest[1:], per_node)
     if first == "-m" or first.endswith(".py"):
         return Command(tuple(words))
-    raise ConfigError(f"{shlex.join(words)}: expected torchrun, accelerate launch, python or a script (.py)")
+    program = shutil.which(first)
+    if program is not None and _is_python(Path(program)):
+        return Command((program, *rest))
+    raise ConfigError(
+        f"{shlex.join(words)}: expected torchrun, accelerate launch, python, a script (.py) or a program in Python"
+    )
+
+
+def _is_python(program: Path) -> bool:
+    """Return whether a program is a script for Python, as pip installs for packages' commands: Python's path is in its
+    first line, or if too long for that, in the second."""
+    with program.open("rb") as lines:
+        first, second = lines.readline(1024), lines.readline(1024)
+    return first.startswith(b"#!") and (b"python" in first or second.startswith(b"'''exec' "))
 
 
 def _torchrun(words: Sequence[str], per_node: int) -> Command:

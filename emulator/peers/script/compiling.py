@@ -2,6 +2,7 @@
 backward, so that `fusion.py` can predict the compiler's kernels."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,10 +29,11 @@ class Compiled:
         """The call in which an autograd node was created."""
         replace(torch, {"compile": self._compile})
 
-        def in_place(module: torch.nn.Module, *_: Any, **options: Any) -> None:
-            self._compile(module, **options)
+        def in_place(module: torch.nn.Module, *arguments: Any, **options: Any) -> None:
+            module._compiled_call_impl = self._compile(module._call_impl, *arguments, **options)
 
         replace(torch.nn.Module, {"compile": in_place})
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")  # ours
 
     def segment(self, is_backward: bool) -> Segment | None:
         """Return the call of compiled code that contains the next operator."""
@@ -65,12 +67,11 @@ class Compiled:
         if not self.is_used:
             self.is_used = True
             self._on_use()
-        has_graphs = _has_graphs(**options)
         if isinstance(model, torch.nn.Module):
-            model.register_forward_pre_hook(lambda *_: self._enter(has_graphs), prepend=True)
-            model.register_forward_hook(lambda *_: self._leave(), always_call=True)
-            vars(model)["_orig_mod"] = model  # the attribute of torch's wrapper
-            return model
+            from torch._dynamo import OptimizedModule  # takes a second to import
+
+            return OptimizedModule(model, lambda call: self._compile(call, **options))
+        has_graphs = _has_graphs(**options)
 
         @functools.wraps(model)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -81,20 +82,14 @@ class Compiled:
 
     @contextmanager
     def _within(self, has_graphs: bool) -> Iterator[None]:
-        self._enter(has_graphs)
-        try:
-            yield
-        finally:
-            self._leave()
-
-    def _enter(self, has_graphs: bool) -> None:
         self._calls += not self._depth
         if has_graphs and not self._depth:
             self._graphs.add(self._calls)
         self._depth += 1
-
-    def _leave(self) -> None:
-        self._depth -= 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
 
 def _has_graphs(mode: str | None = None, options: dict[str, Any] | None = None, **_: Any) -> bool:

@@ -4,6 +4,7 @@ moved and the share of the memory bandwidth that their kind of kernel reaches (`
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -87,10 +88,10 @@ def _of(table: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
 class Costs:
     """Durations of operators on one accelerator, in seconds."""
 
-    def __init__(self, accelerator: Accelerator, software: Constants):
+    def __init__(self, accelerator: Accelerator, software: Constants, host_link_bytes_per_s: float = math.inf):
         own = datafile.build(OwnKernels, accelerator.operators, "accelerator, operators")
         table = _table()
-        self._accelerator = accelerator
+        self._accelerator, self._host_link_bytes_per_s = accelerator, host_link_bytes_per_s
         self._launch_s = software.launch_operator_s if own.launch_s is None else own.launch_s
         self._convolution_share = float(table["convolutions"]["share"])
         self._kernel_s = float(table["kernel_s"]) if own.kernel_s is None else own.kernel_s
@@ -115,6 +116,8 @@ class Costs:
 
     def title(self, operator: Operator) -> str:
         """Return the display name of the operator's kind of kernel."""
+        if operator.crosses:
+            return "copies between host and GPU"
         for title, names in _TITLES.items():
             if operator.base in names:
                 return title
@@ -127,7 +130,15 @@ class Costs:
     def is_shaped(self, operator: Operator) -> bool:
         """Return whether the operator's cost follows from shapes, as of GEMMs, rather than bytes; a compiler does not
         fuse these."""
-        return operator.base in _SHAPED or "attn" in operator.base or "attention" in operator.base
+        return operator.base in _SHAPED or operator.crosses or _PRODUCT.search(operator.base) is not None
+
+    def check(self, operator: Operator) -> None:
+        """Raise EmulationError for operators of an iteration that take far longer than moving their bytes."""
+        if operator.base in _FACTORIZATIONS and (rows := min(operator.inputs[0].size[-2:])) > _SMALL_ROWS:
+            raise EmulationError(
+                f"{operator.name} can't be emulated: there is no cost of factorizing or solving a matrix of {rows} "
+                f"rows; expected at most {_SMALL_ROWS}"
+            )
 
     def reduces(self, operator: Operator) -> bool:
         """Return whether the operator is a reduction, which fuses with operators over its input's elements."""
@@ -172,11 +183,14 @@ class Costs:
     def _cost_of(self, operator: Operator) -> float:
         if not operator.has_kernel:
             return 0.0
+        if operator.crosses:
+            return operator.written_bytes / self._host_link_bytes_per_s + self._kernel_s
         shaped = _SHAPED.get(operator.base)
         if shaped is not None:
             return shaped(self, operator)
         if self.is_shaped(operator):
-            raise EmulationError(f"{operator.name} can't be emulated: there is no cost of this kernel of attention")
+            what = "kernel of attention" if "att" in operator.base else "matrix product or convolution"
+            raise EmulationError(f"{operator.name} can't be emulated: there is no cost of this {what}")
         kind = self._kind(operator)
         moved = (operator.bytes if kind.reads else operator.written_bytes) * kind.passes
         return moved / (self._accelerator.memory_bytes_per_s * kind.share) + kind.kernels * self._kernel_s
@@ -205,6 +219,8 @@ class Costs:
         there are fewer output tiles than processors, parts of k are distributed over several processors, whose results
         are added up (split-K)."""
         precision = _PRECISIONS.get(dtype, "fp32")
+        if dtype.itemsize == 1 and precision not in self._accelerator.flops:
+            raise EmulationError(f"{dtype} products can't be emulated: {self._accelerator.title} has no rate of fp8")
         if precision == "fp32" and tf32 and "tf32" in self._accelerator.flops:
             precision = "tf32"
         if precision not in self._accelerator.flops:
@@ -241,9 +257,32 @@ _REDUCED = ("reductions", "normalization", "softmax and loss")
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
 
-_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
+_PRECISIONS = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2, torch.int8), "fp8"),  # int8 at the same peak
+}
 
-_MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+_PRODUCT = re.compile(
+    r"(^|_)([a-z]*mm|[a-z]*gemm|gemv|matmul|linear|conv|conv\dd|conv_\w+|convolution|cdist)(_|$)|attn|attention"
+)
+"""Names of operators that multiply matrices, those of packages included."""
+
+_SMALL_ROWS = 32
+"""Rows of matrices that one kernel factorizes."""
+
+_FACTORIZATIONS = {
+    *("_linalg_det", "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd"),
+    *("linalg_cholesky_ex", "linalg_eig", "linalg_householder_product", "linalg_inv_ex", "linalg_ldl_factor_ex"),
+    *("linalg_ldl_solve", "linalg_lstsq", "linalg_lu", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_matrix_exp"),
+    *("linalg_qr", "linalg_solve_triangular", "triangular_solve", "cholesky_inverse", "_cholesky_solve_helper"),
+    *("geqrf", "ormqr", "cholesky"),
+}
+
+_MATRICES = {
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), 0),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "_addmm_activation"), 1),
+}
 """Dense GEMMs, and the first of their two operands among the inputs."""
 
 
@@ -312,7 +351,10 @@ def _recurrent(self: Costs, operator: Operator) -> float:
 
 
 _TITLES = {
-    "matrix products": ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm"),
+    "matrix products": (
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation"),
+        *("_grouped_mm", "_scaled_mm", "_int_mm", "_scaled_grouped_mm"),
+    ),
     "convolutions": ("convolution", "convolution_backward"),
     "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
     "attention": tuple(f"{one}_attention{way}" for one in _ATTENTION for way in ("", "_backward")),
@@ -321,6 +363,7 @@ _TITLES = {
 _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     **dict.fromkeys(_MATRICES, _matrix),
     "_grouped_mm": _grouped,
+    "_scaled_grouped_mm": _grouped,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_cudnn_rnn": _recurrent,

@@ -145,7 +145,7 @@ class Device(_Mode):
             else:
                 return func(*args, **kwargs)
         if func in values.READ:
-            return self._read(func, args)
+            return self._read(func, args, kwargs)
         if func is aten.set_.source_Tensor:
             torch._C.TensorBase.data.__set__(*args)  # type: ignore[attr-defined]
             return args[0]
@@ -172,8 +172,11 @@ class Device(_Mode):
             return self._run_on_host(func, flat, spec, device)
         if inferred is None:
             inferred = self._shape_results[key] = self._infer_shapes(func, flat, spec, device)
-        if device.type == "cuda":
+        crosses = inferred.operator.crosses
+        if device.type == "cuda" or crosses:
             self.hooks.launch(inferred.operator, flat)
+        if crosses and not inferred.operator.options.get("non_blocking"):
+            self.hooks.read()
         result = self._shaped(func, inferred.shapes, args, kwargs, device)
         if torch.Tag.inplace_view in func.tags and is_reshaping(func):
             with no_dispatch():  # changes the metadata of the tensor itself
@@ -195,7 +198,7 @@ class Device(_Mode):
             if not isinstance(source, DeviceTensor):
                 self.known.copied(result, source)
         if device.type == "cpu" and func is aten._to_copy.default:
-            result = self._down(args[0], result, kwargs)
+            result = self._down(args[0], result)
         if isinstance(result, DeviceTensor) and result.device.type == "cpu" and any(map(_is_of_device, flat)):
             result.untyped_storage().is_of_device = True
         return result
@@ -208,7 +211,7 @@ class Device(_Mode):
         with torch.utils._python_dispatch._disable_current_modes():
             given = func(*args, **kwargs)
         inferred = self._shape_result(
-            func, [one for one in flat if isinstance(one, torch.Tensor)], flat, spec, shapes_of(given)
+            func, [one for one in flat if isinstance(one, torch.Tensor)], flat, spec, shapes_of(given), device
         )
         if device.type == "cuda":
             self.hooks.launch(inferred.operator, flat)
@@ -252,12 +255,14 @@ class Device(_Mode):
                 given = values.SHAPES.get(func, func)(*args, **kwargs)
         except (NotImplementedError, torch._subclasses.fake_tensor.DynamicOutputShapeException) as error:
             if not func._schema.returns:
-                return self._shape_result(func, tensors, flat, spec, None)
+                return self._shape_result(func, tensors, flat, spec, None, device)
             given = on_host(func, plain, spec, error)
-        return self._shape_result(func, tensors, flat, spec, shapes_of(given))
+        if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tree_flatten(given)[0]):
+            raise EmulationError(f"{func} can't be emulated: its result is a sparse tensor; expected dense ones")
+        return self._shape_result(func, tensors, flat, spec, shapes_of(given), device)
 
     def _shape_result(
-        self, func: Any, tensors: list[torch.Tensor], flat: list[Any], spec: Any, shapes: Any
+        self, func: Any, tensors: list[torch.Tensor], flat: list[Any], spec: Any, shapes: Any, device: torch.device
     ) -> _ShapeResult:
         out = [one for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape)]
         changed = changed_by(func, flat, spec)
@@ -270,6 +275,7 @@ class Device(_Mode):
             (torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32),
             bytes_of(list(changed.values()) or shapes),
             not (func.is_view or func in _WITHOUT_KERNEL),
+            func in _COPIES and len({device.type, *(one.device.type for one in tensors)}) > 1,
         )
         self.operators.append(operator)
         is_scalar = len(out) == 1 and all(one.elements == 1 for one in (*operator.inputs, *out))
@@ -378,18 +384,16 @@ class Device(_Mode):
         found = self._storages.get(tensor.untyped_storage()._cdata)
         return None if found is None else found[0]
 
-    def _read(self, func: Any, args: Any) -> Any:
+    def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor = args[0]
         if tensor.device.type == "cuda":
             self.hooks.read()
-        return self.known.read(func, tensor)
+        return self.known.read(func, args, kwargs)
 
-    def _down(self, source: torch.Tensor, copy: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+    def _down(self, source: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         """Return a copy on the host: with values if they are known or there is only one."""
         if source.device.type != "cuda":
             return copy
-        if not kwargs.get("non_blocking"):
-            self.hooks.read()
         copied = self.known.copy_of(source)
         if copied is not None:
             return copied.to(copy.dtype, copy=True)

@@ -43,6 +43,8 @@ class Operator:
     written_bytes: int
     has_kernel: bool
     """False: it only changes a tensor's metadata, or allocates memory."""
+    crosses: bool = False
+    """Whether it copies from host to device or back."""
 
     @cached_property
     def base(self) -> str:

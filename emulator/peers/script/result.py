@@ -72,6 +72,10 @@ def result_of(session: Session, script: str) -> ScriptResult:
         notes.append(f"masks assumed to select half of the elements: {session.device.known.assumed_masks}")
     if session.device.known.even_counts:
         notes.append(f"counts (tokens of experts, classes) assumed even: {session.device.known.even_counts}")
+    if packages := _of_packages(session, session.clock.spans[first:last]):
+        notes.append(f"operators of packages, taken to be bound by memory: {', '.join(packages)}")
+    if session.host_steps:
+        notes.append(f"optimizer steps on the host, whose computation takes no time here: {session.host_steps}")
     if session.checkpoints.skipped:
         notes.append(f"distributed checkpoints neither written nor read: {session.checkpoints.skipped}")
     spans = session.clock.spans[first:last]
@@ -108,6 +112,16 @@ def result_of(session: Session, script: str) -> ScriptResult:
         _modules(session, spans),
         notes,
     )
+
+
+_OWN_NAMESPACES = ("aten", "prims", "fsdp", "c10d", "_c10d_functional", "switchml")
+"""Of operators of torch's, and of `flex.py`'s."""
+
+
+def _of_packages(session: Session, spans: list[Span]) -> list[str]:
+    """Return the names of operators that are not torch's."""
+    names = {session.device.operators[one.operator].name for one in spans if not isinstance(one, Collective)}
+    return sorted(name.rpartition(".")[0] for name in names if name.partition(".")[0] not in _OWN_NAMESPACES)
 
 
 def _check_memory(session: Session, script: str) -> None:

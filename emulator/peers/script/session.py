@@ -54,7 +54,7 @@ class Session:
         """(seconds, number of spans so far) at the end of each iteration."""
         self.scopes: list[tuple[str, float, float]] = []
         """Host activities as named by the profiler, with start and end."""
-        self._costs = Costs(accelerator, cluster.software)
+        self._costs = Costs(accelerator, cluster.software, cluster.host_link_bytes_per_s)
         self._blocks: dict[int, Block | None] = {}
         self._workspaces: set[bool] = set()
         self._optimizer: weakref.ref[Any] | None = None
@@ -65,6 +65,8 @@ class Session:
         """Other optimizers of the same parameters that have made a step since its last one."""
         self._updates = Updates(self._mark, self.modules.parameters)
         self._in_optimizer = False
+        self.host_steps = 0
+        """Steps of optimizers whose weights are on the host."""
         self._called_s = self._stepped_s = 0.0
         self.compiled = Compiled(self._learn_first)
         flex.install(lambda: self.compiled.segment(_is_backward()) is not None)
@@ -109,6 +111,8 @@ class Session:
         if self._costs.multiplies(operator) and is_backward not in self._workspaces:
             self._workspaces.add(is_backward)
             self._allocate(-1 - is_backward, WORKSPACE_BYTES.get(self.cluster.device.architecture, 8519680))
+        if self.boundaries:
+            self._costs.check(operator)
         self._module = self.modules.current(is_backward)
         if step is None:
             host_s = self._costs.host_s(operator, is_backward)
@@ -158,7 +162,9 @@ class Session:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._in_optimizer, self._called_s = True, self.clock.host_s
-        for parameter in _parameters(optimizer):
+        parameters = _parameters(optimizer)
+        self.host_steps += any(one.grad is not None and one.device.type == "cpu" for one in parameters)
+        for parameter in parameters:
             self._mark("weights", parameter)
             self._mark("gradients", parameter.grad)
 

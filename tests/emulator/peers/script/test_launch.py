@@ -29,6 +29,27 @@ def test_others_are_refused(words):
         read_command(words.split(), per_node=8)
 
 
+START = {
+    "#!/usr/bin/env python3": True,
+    "#!/bin/sh\n'''exec' \"/a/long/path/python3\" \"$0\" \"$@\"\n' '''": True,
+    "#!/bin/sh\npython train.py": False,
+}
+
+
+@pytest.mark.parametrize("start", START)
+def test_programs_of_packages(tmp_path, monkeypatch, start):
+    """A program on the path is run if it is a script for Python, as are those that pip installs."""
+    program = tmp_path / "yolo"
+    program.write_text(f"{start}\nprint()\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if START[start]:
+        assert read_command(["yolo", "train", "epochs=1"], per_node=8) == Command((str(program), "train", "epochs=1"))
+    else:
+        with pytest.raises(ConfigError, match="yolo train: expected torchrun"):
+            read_command(["yolo", "train"], per_node=8)
+
+
 def test_accelerate_launch():
     pytest.importorskip("accelerate")
     words = "accelerate launch --num_processes 16 --num_machines 2 --machine_rank 0 --main_process_ip 127.0.0.1"

@@ -304,6 +304,33 @@ REFUSED = {
         "torch.ops.aten._scaled_dot_product_cudnn_attention(q, q, q, None, False)\n",
         "no cost of this kernel of attention",
     ),
+    "product": (
+        "import torch\nleft = torch.zeros(8, 64, device='cuda', dtype=torch.half)\n"
+        "torch.library.define('other::gemm_4bit', '(Tensor x) -> Tensor')\n"
+        "torch.library.register_fake('other::gemm_4bit', lambda x: torch.empty_like(x))\n"
+        "torch.ops.other.gemm_4bit(left)\n",
+        "other.gemm_4bit.default can't be emulated: there is no cost of this matrix product",
+    ),
+    "narrow": (
+        "import torch\nleft, one = torch.zeros(64, 64, device='cuda').to(torch.float8_e5m2), torch.ones(1).cuda()\n"
+        "torch._scaled_mm(left, left.t(), one, one)\n",
+        "torch.float8_e5m2 products can't be emulated: NVIDIA A100",
+    ),
+    "factors": (
+        "import torch\nweight = torch.nn.Parameter(torch.zeros(64, 64, device='cuda'))\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for step in range(3):\n"
+        "    torch.linalg.eigh(weight.detach()[:32, :32])\n"
+        "    torch.linalg.eigh(weight.detach())\n"
+        "    weight.sum().backward()\n"
+        "    optimizer.step()\n",
+        "aten._linalg_eigh.default can't be emulated: there is no cost of factorizing or solving a matrix of 64 rows",
+    ),
+    "sparse": (
+        "import torch\nwords = torch.nn.Embedding(100, 8, sparse=True, device='cuda')\n"
+        "words(torch.ones(3, dtype=torch.long, device='cuda')).sum().backward()\n",
+        "its result is a sparse tensor; expected dense ones",
+    ),
     "lengths": ("import torch\ntorch.randn(3, device='cuda').unique()\n", "aten._unique2.default can't be emulated"),
 }
 
@@ -312,7 +339,7 @@ REFUSED = {
 def test_refused(tmp_path, what):
     """One sentence for what can't be emulated, with the line of the script."""
     text, expected = REFUSED[what]
-    outcome = play(tmp_path, text)
+    outcome = play(tmp_path, text, **({"cluster": "a100-dgx"} if what == "narrow" else {}))
     assert "result" not in outcome
     assert expected in " ".join(str(outcome.get(key)) for key in ("full", "error", "where"))
 

@@ -143,18 +143,25 @@ def test_saved_and_loaded(tmp_path):
     assert "result" in outcome, outcome
 
 
-def test_compiled_module_has_its_original(tmp_path):
-    """A compiled module has torch's attribute with the module that was compiled, outside its state."""
+def test_compiled_modules(tmp_path):
+    """torch.compile returns torch's wrapper, which scripts unwrap and copy; the module itself stays uncompiled."""
     text = """
-    import torch
-    model = torch.compile(torch.nn.Linear(1024, 1024).cuda())
-    assert list(model._orig_mod.state_dict()) == ["weight", "bias"]
+    import copy, torch
+    plain = torch.nn.Linear(1024, 1024).cuda()
+    model = torch.compile(plain)
+    assert isinstance(model, torch._dynamo.OptimizedModule) and model._orig_mod is plain is not model
+    assert not hasattr(plain, "_orig_mod") and list(plain.state_dict()) == ["weight", "bias"]
+    assert list(model.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+    assert copy.deepcopy(model)._orig_mod.weight.is_cuda
+    plain.compile()
+    copy.deepcopy(plain)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(5):
         model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
         optimizer.step()
     """
-    assert "result" in play(tmp_path, textwrap.dedent(text))
+    outcome = play(tmp_path, textwrap.dedent(text))
+    assert "result" in outcome, outcome
 
 
 def test_time_outs(tmp_path):

@@ -1,0 +1,103 @@
+"""What kernels of emulated scripts take that are neither torch's usual products nor bound by the GPU's memory."""
+
+import pytest
+
+from tests.support.play import play
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_copies_between_host_and_device(tmp_path, way, waits):
+    """They take the time of the host's link, on their stream; the host waits unless they are asynchronous."""
+    copy = {"there": "batch.to('cuda', non_blocking=FAST)", "back": "weight.data.to('cpu', non_blocking=FAST)"}[way]
+    text = """
+    import torch
+    batch, weight = torch.zeros(1 << 28, dtype=torch.uint8), torch.nn.Parameter(torch.zeros(1 << 26, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for step in range(3):
+        weight.sum().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        start.record()
+        COPY
+        here = torch.cuda.Stream().record_event()  # at the host's time, as nothing precedes it on that stream
+        end.record()
+        assert 5.0 < start.elapsed_time(end) < 6.0 and (start.elapsed_time(here) > 5.0) is WAITS
+    """
+    text = text.replace("COPY", copy).replace("FAST", str(not waits)).replace("WAITS", str(waits))
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+    parts = outcome["result"]["parts"]
+    assert parts["copies between host and GPU"] == pytest.approx((1 << 28) / 50e9, rel=0.01)
+
+
+def test_offloaded_weights(tmp_path):
+    """Computing on the host takes no time; a note says so of an optimizer that does."""
+    text = """
+    import torch
+    weight = torch.nn.Parameter(torch.zeros(1 << 20))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(3):
+        (weight.cuda() * 2).sum().backward()
+        optimizer.step()
+    """
+    result = play(tmp_path, text)["result"]
+    assert result["parts"]["copies between host and GPU"] == pytest.approx(2 * (4 << 20) / 50e9, rel=0.1)
+    assert "optimizer steps on the host, whose computation takes no time here: 3" in result["notes"]
+
+
+def test_products_in_eight_bits(tmp_path):
+    """They take half the time of those in bfloat16, not that of their bytes."""
+    text = """
+    import torch
+    narrow = torch.zeros(8192, 8192, device="cuda").to(DTYPE)
+    weight, one = torch.nn.Parameter(torch.zeros(4, device="cuda")), torch.ones((), device="cuda")
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(3):
+        PRODUCT
+        weight.sum().backward()
+        optimizer.step()
+    """
+    products = {
+        "torch.bfloat16": "narrow @ narrow",
+        "torch.float8_e4m3fn": "torch._scaled_mm(narrow, narrow.t(), one, one, out_dtype=torch.bfloat16)",
+        "torch.int8": "torch._int_mm(narrow, narrow)",
+    }
+    seconds = []
+    for dtype, product in products.items():
+        parts = play(tmp_path, text.replace("DTYPE", dtype).replace("PRODUCT", product))["result"]["parts"]
+        seconds.append(parts["matrix products"])
+    assert seconds[1:] == pytest.approx([seconds[0] / 2] * 2, rel=0.05)
+
+
+def test_operators_of_packages(tmp_path):
+    """A note names operators that are not torch's."""
+    text = """
+    import torch
+    torch.library.define("other::update", "(Tensor(a!) weight, Tensor grad) -> ()")
+    torch.library.register_fake("other::update", lambda weight, grad: None)
+    weight = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(3):
+        weight.sum().backward()
+        torch.ops.other.update(weight.detach(), weight.grad)
+        optimizer.step()
+    """
+    assert "operators of packages, taken to be bound by memory: other.update" in play(tmp_path, text)["result"]["notes"]
+
+
+def test_comparisons(tmp_path):
+    """Known values are compared, others taken to be equal."""
+    text = """
+    import torch
+    one, two, unknown = torch.ones(3, device="cuda"), torch.full((3,), 2.0).cuda(), torch.randn(3, device="cuda")
+    assert torch.equal(one, two / 2) and not torch.equal(one, two) and torch.equal(one, unknown)
+    assert torch.allclose(one, two, atol=1) and not torch.allclose(one, two) and torch.allclose(two, unknown)
+    assert not torch.equal(one, unknown[1:])
+    torch.optim.SGD([torch.nn.Parameter(one)], 0.1).step()
+    """
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
