@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from host_agent.compression.compressed import Compressor, Reducer
+from switchml.codecs.exchange import StepGuard
 from switchml.errors import ConfigError
 
 
@@ -31,6 +32,16 @@ class BucketCompressor:
     def lr(self, value: float) -> None:
         for compressor in self._compressors.values():
             compressor.lr = value
+
+    @property
+    def guards(self) -> list[StepGuard] | None:
+        """As of `RankCompressor`: of all codecs together."""
+        return self._compressors[self._specs[0]].guards
+
+    @guards.setter
+    def guards(self, value: list[StepGuard] | None) -> None:
+        for compressor in self._compressors.values():
+            compressor.guards = value
 
     def allreduce(self, name: str, x: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """As `Compressor.allreduce`; `codec_hook` names tensors `bucket I.J`."""

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from switchml import codecs
 from switchml.codecs import HALVES, Codec, ErrorFeedback, Gather, Max, Payload, Request, SparseSum, StepContext, Sum
-from switchml.codecs.exchange import AsyncMax
+from switchml.codecs.exchange import AsyncMax, StepGuard
 from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sizes import LINE_OVERHEAD_BYTES, PAYLOAD_BYTES
 from switchml.protocol.sparse import Sparse, streams_of
@@ -75,6 +75,9 @@ class RankCompressor:
         self.lr = 1.0
         """Learning rate of the step, for error feedback that depends on it; set by the caller when it changes."""
         self._agreed = False
+        self.guards: list[StepGuard] | None = None
+        """Those of the tensors of a step in progress, for `roll_back` at its end; None if each tensor is a step of its
+        own."""
 
     def _agree(self, codec: str) -> None:
         """In the first call, check that all ranks have the same codec; raises RanksDisagree on every rank otherwise."""
@@ -114,7 +117,8 @@ class Compressor(RankCompressor):
         codec_state, feedback_state = self._states[key]
         step = self._steps[key] = self._steps.get(key, -1) + 1
         context = context_of(self.reducer, name, step=step, seed=self.seed, lr=self.lr, shape=shape)
-        exchange = codecs.allreduce(self.codec, self.error_feedback, codec_state, feedback_state, x, context)
+        states = codec_state, feedback_state
+        exchange = codecs.allreduce(self.codec, self.error_feedback, *states, x, context, self.guards)
         return drive(exchange, self.reducer, context)
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_iter
 from host_agent.memory.bounds import START, Fixed, Measured
 from host_agent.memory.codecs import CODECS
 from host_agent.memory.host import Host
+from host_agent.memory.operators import Rule
 from host_agent.memory.saving import SavedTensors, has_storage, ratio
 from switchml.errors import ConfigError
 
@@ -31,6 +32,7 @@ class CompressedActivations:
     def __init__(self, model: nn.Module, saved: SavedTensors, bounds: Fixed | Measured):
         self._model, self._saved, self._bounds = model, saved, bounds
         self._is_saving = False
+        self._is_known = False
         self._own: set[int] = set()
         """Identities of the model's own weights, excluding those that sharding creates for a pass."""
         self._calls: list[contextlib.ExitStack] = []
@@ -63,9 +65,15 @@ class CompressedActivations:
             stack.callback(self._end)
             if isinstance(bounds, Measured):
                 bounds.begin()
-                if bounds.is_measuring and self._is_compiled:
-                    # Layers of a compiled model can only be distinguished in eager mode.
-                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+            operators = saved.operators
+            if not self._is_compiled:
+                stack.enter_context(operators)
+            elif not self._is_known or isinstance(bounds, Measured) and bounds.is_measuring:
+                # Layers and operators of a compiled model can only be distinguished in eager mode.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.callback(self._know)
+                operators.outside, operators.strictest = Rule.EXACT, Rule.LINEAR
+                stack.enter_context(operators)
             own = [each for each in self._model.parameters() if not hasattr(each, "_local_tensor")]
             self._own = set(map(id, own))
             there = [*self._model.parameters(), *self._model.buffers(), *tree_iter(inputs)]
@@ -99,6 +107,13 @@ class CompressedActivations:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _know(self) -> None:
+        """A compiled model has run once as it is written: whether its tensors may be compressed without knowing which
+        operator saves them."""
+        operators = self._saved.operators
+        self._is_known = True
+        operators.outside = Rule.LINEAR if operators.strictest is Rule.LINEAR else Rule.EXACT
 
     def _end(self) -> None:
         self._is_saving = False

@@ -10,8 +10,9 @@
    of the previous layer, which may have the same relative error; likewise inputs of normalization, whose gradients
    depend on them divided by their standard deviation. For these, e is relative to the root mean square.
 4. Nor does e exceed that share of 1, however large the values are: an error of the logarithm that log-softmax saves is
-   a relative error of its exponential, and sigmoid, GELU and the like are nonlinear within 1, too. Outliers are stored
-   separately (`outliers.py`), and not part of the root mean square.
+   a relative error of its exponential, and sigmoid, GELU and the like are nonlinear within 1, too. Nor that share of
+   the standard deviation that a normalization divides by. Outliers are stored separately (`outliers.py`), and not part
+   of the root mean square. Which operators need more than that is in `operators.py`.
 5. A tensor that several layers save gets the smallest of their bounds. All values are measured again after `every`
    steps, and in steps 16 and 128, while gradients change fastest.
 """
@@ -86,8 +87,8 @@ class Fixed:
     def claim(self) -> Key:
         return "", 0
 
-    def of(self, vector: torch.Tensor, key: Key) -> Bounding:
-        return _bound(self._share, (yield from _measuring(vector))[1])
+    def of(self, vector: torch.Tensor, key: Key, width: float, most: float) -> Bounding:
+        return _bound(min(self._share, most), (yield from _measuring(vector))[1], width)
 
     def also(self, key: Key) -> None:
         """Does nothing, since all bounds are equal."""
@@ -150,8 +151,9 @@ class Measured:
         count = self._counts[name] = self._counts.get(name, -1) + 1
         return name, count
 
-    def of(self, vector: torch.Tensor, key: Key) -> Bounding:
-        """Coroutine that computes the bound of a vector."""
+    def of(self, vector: torch.Tensor, key: Key, width: float, most: float) -> Bounding:
+        """Coroutine that computes the bound of a vector. `width`: standard deviation that the tensor is divided by, if
+        any, else infinite; `most`: largest share."""
         slot = self._slots.get(key) or Slot(layers=[self._now] if self._now else [])
         if self._now:  # otherwise it belongs to a compiled graph, or precedes all layers
             self._slots[key] = slot
@@ -159,7 +161,7 @@ class Measured:
         share = min((layer.share for layer in layers), default=START)
         if math.isnan(slot.rms):
             slot.rms = (yield from _measuring(vector))[1]
-        return _bound(share, slot.rms)
+        return _bound(min(share, most), slot.rms, width)
 
     def also(self, key: Key) -> None:
         """Note that the current layer also saves the tensor of `key`."""
@@ -203,9 +205,9 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Layer]]:
             yield module, Layer(name, max(own, key=torch.Tensor.numel))
 
 
-def _bound(share: float, rms: float) -> float:
-    """`share` of the root mean square, but at most of 1 (step 4 of the rule)."""
-    return max(share * min(1.0, rms), float(torch.finfo(torch.float32).tiny))
+def _bound(share: float, rms: float, width: float) -> float:
+    """`share` of the root mean square, but at most of 1 and of the width (step 4 of the rule)."""
+    return max(share * min(1.0, rms, width), float(torch.finfo(torch.float32).tiny))
 
 
 def _is_float(thing: Any) -> bool:

@@ -48,10 +48,14 @@ uncompressed."""
 
 
 class Codec(Protocol):
-    """Interface of codecs. `floats_only`: integers and bools are compressed by `narrowed`."""
+    """Interface of codecs. `floats_only`: floats are changed, and integers and bools are compressed by `narrowed`.
+    `error`: largest error of an element, relative to the largest magnitude, unless `is_bounded`. `near`: distances from
+    0 and from 1 below which the relative errors of x and of 1 - |x| are large; None if these are everywhere."""
 
     is_bounded: bool
     floats_only: bool
+    error: float
+    near: tuple[float, float] | None
 
     def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         """Compress a contiguous vector."""
@@ -65,6 +69,8 @@ class Bounded:
     on_device: Any
     is_bounded = True
     floats_only = True
+    error = 0.0
+    near: tuple[float, float] | None = None
 
     def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         if vector.is_cuda:
@@ -92,6 +98,8 @@ class Half:
 
     is_bounded = False
     floats_only = True
+    error = 2.0**-11
+    near: tuple[float, float] | None = (2.0**-14, 2.0**-7)
 
     def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         if vector.element_size() < 4:
@@ -128,6 +136,8 @@ class Int8:
 
     is_bounded = False
     floats_only = True
+    error = 0.5 / LARGEST_STEP
+    near: tuple[float, float] | None = None
 
     def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         count = vector.numel()
@@ -166,6 +176,8 @@ class Nothing:
     """Leaves tensors uncompressed."""
 
     is_bounded = floats_only = False
+    error = 0.0
+    near: tuple[float, float] | None = None
 
     def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         return None

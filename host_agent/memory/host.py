@@ -87,6 +87,8 @@ class Host:
     (default: the folder for temporary files), which has no name and so disappears with the process. Lossless."""
 
     is_bounded = floats_only = False
+    error = 0.0
+    near: tuple[float, float] | None = None
 
     def __init__(self, folder: str | None = None):
         self._folder = folder

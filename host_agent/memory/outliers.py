@@ -1,4 +1,6 @@
-"""Outliers of a saved vector, stored separately and losslessly: masked logits contain -10,000 or the lowest float among
+"""Elements of a saved vector that are stored separately and losslessly.
+
+Outliers: masked logits contain -10,000 or the lowest float among
 values of 5, and a bound or a scale for both is too large for the logits.
 
 Outliers are infinities, NaN, and magnitudes beyond a gap: no magnitude in `GAP` octaves, and all above it at least
@@ -24,6 +26,11 @@ BEYOND = 4
 """Magnitudes below 2^4 are not outliers: errors of the rest, at most a share of 1, are small relative to them."""
 FEWEST = 8
 """Minimum number of elements below a gap: a few may be small by chance."""
+NEAR = 32
+"""Distance from 0 and from 1, in bounds, within which elements are stored exactly by the rule PRECISE of
+`operators.py`: relative errors of the others are at most a 32nd."""
+MAX_NEAR = 0.25
+"""Share of such elements above which a vector stays uncompressed."""
 _BIAS, _ODD = 127, 255
 """Bias of float32's exponents; exponent of infinities and NaN."""
 
@@ -72,6 +79,24 @@ def split_outliers(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], t
     (are_alike,) = yield (values == values[0]).all().view(1)
     if are_alike:
         values = values[:1].clone()
+    return vector.masked_fill(mask, 0), Outliers((yield from packed(mask)), values, count)
+
+
+def split_near(
+    vector: torch.Tensor, of_zero: float, of_one: float
+) -> Generator[torch.Tensor, list[Any], tuple[torch.Tensor, Outliers | None]]:
+    """Coroutine that separates the elements nearer to 0 than `of_zero`, or whose magnitude is nearer to 1 than
+    `of_one`: the rest, with zeros at their positions, and these. Returns the vector itself and None if there are
+    none."""
+    masks = []
+    for part in parts_of(vector):
+        size = part.float().abs()
+        masks.append(((size < of_zero) & (size > 0)) | ((size - 1).abs() < of_one))
+    mask = torch.cat(masks)
+    count = int((yield mask.sum().view(1))[0])
+    if count == 0:
+        return vector, None
+    values = vector.index_select(0, device_bits.places(mask, count))
     return vector.masked_fill(mask, 0), Outliers((yield from packed(mask)), values, count)
 
 

@@ -12,14 +12,13 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from host_agent.memory.bounds import Fixed, Key, Measured
+from host_agent.memory.bounds import START, Fixed, Key, Measured
 from host_agent.memory.codecs import FLOATS, Codec, CompressedTensor, Compression, narrowed
-from host_agent.memory.outliers import WithOutliers, split_outliers
+from host_agent.memory.operators import PLAIN, Operators, Rule
+from host_agent.memory.outliers import MAX_NEAR, NEAR, WithOutliers, split_near, split_outliers
 from host_agent.memory.parts import parts_of
 from host_agent.memory.side_stream import SideStream, Task, at_once
 
-PLAIN = (torch.Tensor, nn.Parameter)
-"""Types that are compressed; subclasses define their own memory."""
 WHOLE_NUMBERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -89,10 +88,10 @@ class SharedVector:
 
 class View:
     """A saved tensor: a view of the vector restored by `shared`. `is_dense`: whether its elements are in memory order;
-    otherwise they are in index order."""
+    otherwise they are in index order. `sum_dim`: dimension whose sums are restored to 1, if any."""
 
-    def __init__(self, shared: SharedVector, tensor: torch.Tensor, offset: int, is_dense: bool):
-        self._shared, self._offset, self._is_dense = shared, offset, is_dense
+    def __init__(self, shared: SharedVector, tensor: torch.Tensor, offset: int, is_dense: bool, sum_dim: int | None):
+        self._shared, self._offset, self._is_dense, self._sum_dim = shared, offset, is_dense, sum_dim
         self._size, self._stride = tensor.size(), tensor.stride()
         shared.users += 1
 
@@ -100,9 +99,13 @@ class View:
         """The tensor with its original size and strides."""
         vector = self._shared.restore()
         if self._is_dense:
-            return vector.as_strided(self._size, self._stride, self._offset)
-        tensor = torch.empty_strided(self._size, self._stride, dtype=vector.dtype, device=vector.device)
-        return tensor.copy_(vector.view(self._size))
+            tensor = vector.as_strided(self._size, self._stride, self._offset)
+        else:
+            tensor = torch.empty_strided(self._size, self._stride, dtype=vector.dtype, device=vector.device)
+            tensor.copy_(vector.view(self._size))
+        if self._sum_dim is not None and self._shared.raw is None:
+            tensor = tensor / tensor.sum(self._sum_dim, keepdim=True)
+        return tensor
 
 
 class Counters:
@@ -124,11 +127,12 @@ class SavedTensors:
     """The pair of hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
     `anyway`: `_cdata` of storages that stay in memory anyway. `weights`: of the current layer, which autocast may
-    convert.
+    convert. `operators`: tells what saves a tensor, for codecs that change values.
     """
 
     def __init__(self, codec: Codec, least_bytes: int, bounds: Fixed | Measured):
         self._codec, self._least_bytes, self._bounds = codec, least_bytes, bounds
+        self.operators = Operators()
         self.anyway: set[int] = set()
         self.weights: list[nn.Parameter] = []
         self._counters = Counters()
@@ -157,20 +161,29 @@ class SavedTensors:
         # The weak reference keeps the address from being reused by another storage while this entry exists.
         _, views = self._seen.setdefault(storage._cdata, (StorageWeakRef(storage), {}))
         is_whole = tensor.numel() * tensor.element_size() >= storage.nbytes()
+        is_lossy = self._codec.floats_only and tensor.dtype in FLOATS
+        rule = self.operators.rule(tensor) if is_lossy else Rule.LINEAR
         state = (tensor.dtype, tensor._version)
-        if not is_whole and views.get((*state, ())) is not None:
-            is_whole = True  # part of a storage that is compressed as a whole
-        key = (*state, () if is_whole else (tensor.storage_offset(), tensor.size(), tensor.stride()))
+        part = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        for stricter in rule.stricter():
+            if not is_whole and views.get((*state, stricter, ())) is not None:
+                is_whole = True  # part of a storage that is compressed as a whole
+            if (*state, stricter, () if is_whole else part) in views:
+                rule = stricter
+                break
+        key = (*state, rule, () if is_whole else part)
         is_dense = is_whole or fills_its_memory(tensor)
         if key not in views:
             with torch.no_grad():
-                views[key] = self._compressed(_vector(tensor.detach(), storage, is_whole, is_dense))
+                width = self.operators.width(rule, tensor)
+                views[key] = self._compressed(_vector(tensor.detach(), storage, is_whole, is_dense), rule, width)
         elif (known := views[key]) is not None:
             self._bounds.also(known.key)
         shared = views[key]
         if shared is None:
             return RawTensor(tensor)
-        return View(shared, tensor, int(tensor.storage_offset()) if is_whole else 0, is_dense)
+        sum_dim = self.operators.sums_to_one() if is_lossy else None
+        return View(shared, tensor, int(tensor.storage_offset()) if is_whole else 0, is_dense, sum_dim)
 
     def unpack(self, packed: View | RawTensor) -> torch.Tensor:
         """Hook for the backward pass."""
@@ -182,16 +195,18 @@ class SavedTensors:
         self._counters.restore_s += time.perf_counter() - started
         return tensor
 
-    def _compressed(self, vector: torch.Tensor) -> SharedVector | None:
-        """Compress a vector; None if it stays uncompressed."""
+    def _compressed(self, vector: torch.Tensor, rule: Rule, width: torch.Tensor | None) -> SharedVector | None:
+        """Compress a vector; None if it stays uncompressed. `width`: see `Operators.width`."""
         counters, size = self._counters, vector.nbytes
-        if size < self._least_bytes or vector.dtype not in FLOATS + WHOLE_NUMBERS:
+        is_cast = rule is Rule.EXACT and any(_may_be_cast(weight, vector) for weight in self.weights)
+        is_left = rule is Rule.EXACT and not is_cast
+        if size < self._least_bytes or vector.dtype not in FLOATS + WHOLE_NUMBERS or is_left:
             counters.left_bytes += size
             return None
         started = time.perf_counter()
         is_bounded = self._codec.is_bounded and vector.dtype in FLOATS
         shared = SharedVector(self._bounds.claim() if is_bounded else ("", 0))
-        compression = self._compression(vector, shared.key if is_bounded else None)
+        compression = self._compression(vector, shared.key if is_bounded else None, rule, width)
         if vector.is_cuda:
             shared.raw = RawTensor(vector)
 
@@ -206,7 +221,9 @@ class SavedTensors:
         counters.compress_s += time.perf_counter() - started
         return shared if vector.is_cuda or shared.compressed is not None else None
 
-    def _compression(self, vector: torch.Tensor, key: Key | None) -> Compression:
+    def _compression(
+        self, vector: torch.Tensor, key: Key | None, rule: Rule, width: torch.Tensor | None
+    ) -> Compression:
         """Coroutine that compresses a vector. `key`: that of its bound, if it needs one."""
         for weight in self.weights:
             if _may_be_cast(weight, vector):
@@ -215,17 +232,45 @@ class SavedTensors:
                 (differs,) = yield torch.stack([(a != b.to(a.dtype)).any() for a, b in pairs]).any().view(1)
                 if not differs:
                     return WeightCast(flat, flat._version, vector.dtype)
+        if rule is Rule.EXACT:
+            return None
         if not self._codec.floats_only:
             compressed = yield from self._codec.compress(vector, 0.0)
         elif vector.dtype in FLOATS:
-            rest, outliers = yield from split_outliers(vector)
-            bound = (yield from self._bounds.of(rest, key)) if key is not None else 0.0
-            compressed = yield from self._codec.compress(rest, bound)
-            if compressed is not None and outliers is not None:
-                compressed = WithOutliers(compressed, outliers)
+            compressed = yield from self._lossy(vector, key, rule, width)
         else:
             compressed = yield from narrowed(vector)
         return compressed if compressed is not None and compressed.nbytes < vector.nbytes else None
+
+    def _lossy(self, vector: torch.Tensor, key: Key | None, rule: Rule, width: torch.Tensor | None) -> Compression:
+        """Coroutine that compresses a vector of floats with as large an error as its rule allows."""
+        codec = self._codec
+        rest, outliers = yield from split_outliers(vector)
+        limit = math.inf
+        if width is not None:
+            (limit,) = yield width
+            if not limit > 0:
+                return None
+        bound = 0.0
+        if key is not None:
+            bound = yield from self._bounds.of(rest, key, limit, START if rule is Rule.PRECISE else math.inf)
+        elif width is not None:
+            (largest,) = yield torch.stack([part.abs().amax().float() for part in parts_of(rest)]).amax().view(1)
+            if largest * codec.error > limit / NEAR:
+                return None
+        near = None
+        if rule is Rule.PRECISE:
+            reach = codec.near if key is None else (NEAR * bound, NEAR * bound)
+            if reach is None:
+                return None
+            rest, near = yield from split_near(rest, *reach)
+            if near is not None and near.count > MAX_NEAR * vector.numel():
+                return None
+        compressed = yield from codec.compress(rest, bound)
+        for apart in (near, outliers):
+            if compressed is not None and apart is not None:
+                compressed = WithOutliers(compressed, apart)
+        return compressed
 
     def _count(self, compressed: CompressedTensor | None, size: int) -> bool:
         """Update the totals; returns whether the vector is replaced by its compressed form."""

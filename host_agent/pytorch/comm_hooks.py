@@ -28,6 +28,7 @@ from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
 from host_agent.pytorch.modes import CallersModes
 from switchml.codecs import Codec, ErrorFeedback, Gather, Max, Payload, Request, SparseSum, StepContext, Sum
+from switchml.codecs.exchange import roll_back
 from switchml.errors import ConfigError, UnsupportedTensor
 
 
@@ -154,6 +155,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     1. Take the bucket's buffer (or, if the codec works on matrices, each gradient in it) as float32.
     2. On the state's thread: add the error feedback, compress, exchange, decompress, store the residual.
     3. Write the mean into the buffer and complete the future.
+    4. After the last bucket of a backward pass: if any was not finite, restore the residuals of all.
 
     A gradient that is not float32, float16, bfloat16 or float64 raises UnsupportedTensor out of `backward()`. The first
     iteration's residuals are lost if DDP then rebuilds its buckets.
@@ -166,7 +168,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     if state.compressor.by_matrix:
         pieces = [gradient.view(-1) for gradient in bucket.gradients()]
         shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
-    index = bucket.index()
+    index, is_last = bucket.index(), bucket.is_last()
     state.bytes_dense += 4 * buffer.numel()
     promise: Promise[torch.Tensor] = Promise([buffer])
 
@@ -175,10 +177,16 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
 
     def task() -> None:
         failure = None
+        compressor = state.compressor
+        if index == 0:
+            compressor.guards = []
         try:
             for number, (piece, shape, vector) in enumerate(zip(pieces, shapes, vectors, strict=True)):
-                mean = state.compressor.allreduce(f"bucket {index}.{number}", np.ascontiguousarray(vector), shape)
+                mean = compressor.allreduce(f"bucket {index}.{number}", np.ascontiguousarray(vector), shape)
                 piece.copy_(torch.from_numpy(mean))
+            if is_last:
+                roll_back(compressor.guards or [])
+                compressor.guards = None
         except BaseException as error:
             failure = error
         promise.complete(buffer, failure)

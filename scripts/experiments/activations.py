@@ -113,7 +113,7 @@ def trained(name: str, codec: str, seeds: int, steps: int, digits: data.Digits) 
 def times(name: str, codec: str, digits: data.Digits) -> dict[str, float]:
     """Seconds of a step, the codec's measured extra seconds, and the emulator's prediction of these."""
     small, large, measured = extras(codec, (SMALL, LARGE, Case(name)), digits)
-    by_emulator = predicted_s(name, measured.ratio, calibrated(small, large))
+    by_emulator = predicted_s(name, measured, calibrated(small, large))
     return {"step_s": measured.step_s, "extra_s": measured.extra_s, "predicted_s": by_emulator}
 
 

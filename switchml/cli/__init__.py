@@ -6,6 +6,7 @@ COMMANDS = {
     "examples": ("switchml.cli.examples:examples", "List and copy examples, experiments, the packet dissector."),
     "docs": ("switchml.cli.docs:docs", "Read the documentation in a browser."),
     "status": ("switchml.cli.status:status", "Show a running aggregator's jobs, pools and counters."),
+    "switch-cli": ("switchml.cli.switch_cli:switch_cli", "Control a running P4 switch: BMv2's command line."),
 }
 """Subcommands of this package, see `Commands` in main.py; registered in pyproject.toml."""
 COMPLETIONS = {"--codec": "switchml.codecs.registry:CODECS"}

@@ -30,7 +30,7 @@ EXTRAS = {
     "dask": Extra(("distributed",), "emulate --engine: sweeps on a Dask cluster"),
     "pandas": Extra(("pandas",), "to_frame()"),
     "polars": Extra(("polars",), 'to_frame("polars")'),
-    "p4": Extra(("thrift", "p4"), "simple_switch_CLI, P4Runtime's messages"),
+    "p4": Extra(("thrift", "bm_cli", "p4"), "switch-cli, P4Runtime's messages"),
     "bench-codecs": Extra(("torch", "pysz", "zfpy"), "bench codecs beside SZ3 and ZFP"),
     "loading": Extra(("torch", "fsspec", "aiohttp", "h5py"), "PlannedLoader on HTTP and HDF5"),
     "loading-all": Extra(("s3fs", "zarr"), "PlannedLoader on S3 and Zarr"),

@@ -41,14 +41,18 @@ def allreduce(
     feedback_state: Any,
     x: np.ndarray,
     context: StepContext,
+    guards: "list[StepGuard] | None" = None,
 ) -> Generator[Request | AsyncMax, Any, np.ndarray]:
     """Return the mean of all ranks' `x`, float32[n], as compressed by the codec.
 
     1. Add the error feedback.  2. Exchange.  3. Update the error feedback.
 
-    If a value of any rank is not finite, no rank updates its state, and the mean is not finite.
+    If a value of any rank is not finite, no rank updates its state, and the mean is not finite. `guards`: collects the
+    guards of a step's tensors, for `roll_back`.
     """
     guard = StepGuard(codec_state, feedback_state)
+    if guards is not None:
+        guards.append(guard)
     with np.errstate(invalid="ignore", over="ignore"):
         compensated = error_feedback.compensate(feedback_state, vector(x), context)
     answer = yield AsyncMax(guard.flag(compensated))
@@ -60,10 +64,11 @@ def allreduce(
 
 
 class StepGuard:
-    """A step that is rolled back unless the values of all ranks are finite: `states`, of its codec and error feedback,
-    are then restored. They hold plain values, lists, and arrays that a step replaces."""
+    """One tensor's part of a step, rolled back unless the values of all ranks are finite: `states`, of its codec and
+    error feedback, are then restored. They hold plain values, lists, and arrays that a step replaces."""
 
     def __init__(self, *states: Any) -> None:
+        self.has_failed = False
         self._before = [
             (state, {name: list(value) if isinstance(value, list) else value for name, value in vars(state).items()})
             for state in states
@@ -77,11 +82,23 @@ class StepGuard:
     def failed(self, flags: np.ndarray, mean: np.ndarray) -> bool:
         """Return whether any rank's flag is set, or the mean is not finite, as sums of huge values may be; in that
         case, restore the states."""
-        has_failed = bool(flags[0] > 0) or not np.isfinite(mean).all()
-        if has_failed:
-            for state, values in self._before:
-                vars(state).update(values)
-        return has_failed
+        self.has_failed = bool(flags[0] > 0) or not np.isfinite(mean).all()
+        if self.has_failed:
+            self.restore()
+        return self.has_failed
+
+    def restore(self) -> None:
+        """Restore the states."""
+        for state, values in self._before:
+            vars(state).update(values)
+
+
+def roll_back(guards: Sequence[StepGuard]) -> None:
+    """End a step of several tensors: if one has failed, restore the states of all, since a step that is skipped, as by
+    a GradScaler, also drops what the others have sent. All ranks decide alike, by their common flags."""
+    if any(guard.has_failed for guard in guards):
+        for guard in reversed(guards):
+            guard.restore()
 
 
 def failed_mean(mean: np.ndarray) -> np.ndarray:

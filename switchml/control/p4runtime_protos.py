@@ -30,22 +30,30 @@ def _descriptor_in(module: Path) -> bytes:
     return max((value for value in literals if isinstance(value, bytes)), key=len)
 
 
-def _read() -> tuple[descriptor_pool.DescriptorPool, list[FileDescriptor]]:
+def serialized_files() -> list[tuple[str, bytes]]:
+    """Names below p4/, and serialized descriptors, of the package's .proto files, each after those that it imports.
+    Raises ConfigError."""
     package = importlib.util.find_spec("p4")
-    try:
-        from google.rpc import status_pb2
-    except ImportError:
-        package = None
-    if package is None or not package.submodule_search_locations:
+    if package is None or not package.submodule_search_locations or importlib.util.find_spec("google.rpc") is None:
         raise ConfigError("P4Runtime needs the package p4runtime: pip install 'switchml[p4]'")
+    root = Path(package.submodule_search_locations[0])
+    try:
+        return [(name, _descriptor_in(root / f"{name}_pb2.py")) for name in _FILES]
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ConfigError(f"P4Runtime: the package p4runtime in {root} is damaged: {error}") from error
+
+
+def _read() -> tuple[descriptor_pool.DescriptorPool, list[FileDescriptor]]:
+    files = serialized_files()
+    from google.rpc import status_pb2
+
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(any_pb2.DESCRIPTOR.serialized_pb)
     pool.AddSerializedFile(status_pb2.DESCRIPTOR.serialized_pb)
-    root = Path(package.submodule_search_locations[0])
     try:
-        return pool, [pool.AddSerializedFile(_descriptor_in(root / f"{name}_pb2.py")) for name in _FILES]
-    except (OSError, ValueError, SyntaxError, TypeError) as error:
-        raise ConfigError(f"P4Runtime: the package p4runtime in {root} is damaged: {error}") from error
+        return pool, [pool.AddSerializedFile(serialized) for _, serialized in files]
+    except TypeError as error:
+        raise ConfigError(f"P4Runtime: the package p4runtime is damaged: {error}") from error
 
 
 def _classes(*files: FileDescriptor) -> SimpleNamespace:

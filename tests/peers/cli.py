@@ -29,10 +29,10 @@ def read(name: str) -> list[tuple[str, str]]:
     return [tuple(part.split("\n", 1)) for part in parts]
 
 
-def ask(cli: str, thrift_port: int, commands: list[str]) -> list[tuple[str, str]]:
-    """Give commands to simple_switch_CLI; (command, answer) pairs."""
+def ask(cli: str | list[str], thrift_port: int, commands: list[str]) -> list[tuple[str, str]]:
+    """Give commands to simple_switch_CLI, or to another CLI's command line; (command, answer) pairs."""
     done = subprocess.run(
-        [cli, "--thrift-port", str(thrift_port)],
+        [*([cli] if isinstance(cli, str) else cli), "--thrift-port", str(thrift_port)],
         input="\n".join([*commands, ""]),
         capture_output=True,
         text=True,

@@ -84,5 +84,5 @@ def switch_with_a_route() -> None:
         assert switch.poll() is None
     threading.Thread(target=switch.stdout.read, daemon=True).start()
     route = "table_add routes route 10.0.0.0/8 => 00:00:00:00:00:02 1\n"
-    subprocess.run(["simple_switch_CLI", "--thrift-port", "9090"], input=route, text=True, check=True)
+    subprocess.run([sys.executable, "-m", "switchml", "switch-cli"], input=route, text=True, check=True)
     atexit.register(switch.terminate)

@@ -147,6 +147,8 @@ class AutoCompressor(RankCompressor):
         context = context_of(self.reducer, name, step=self.step, seed=self.seed, lr=self.lr, shape=shape)
         start = time.perf_counter()
         guard = StepGuard(bucket.feedback_state, bucket.codec_states[choice])
+        if self.guards is not None:
+            self.guards.append(guard)
         with np.errstate(invalid="ignore", over="ignore"):
             compensated = self.error_feedback.compensate(bucket.feedback_state, x, context)
         flag = guard.flag(compensated)

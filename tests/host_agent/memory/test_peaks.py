@@ -68,7 +68,7 @@ def trained(make, codec=None):
 
 
 LOWER = {
-    transformer: {"int8": 1.6, "host": 2.5, "fp16": 1.05, "levels": 1.7, "szx": 1.05, "none": 0.97},
+    transformer: {"int8": 1.5, "host": 2.5, "fp16": 1.05, "levels": 1.55, "szx": 1.05, "none": 0.97},
     cnn: {"int8": 2.0, "host": 3.0, "fp16": 1.4, "levels": 2.0, "szx": 1.4, "none": 0.97},
 }
 """By at least what factor."""
@@ -83,9 +83,11 @@ def test_the_peak_of_a_step_falls(make, codec):
 
 
 def test_what_autocast_saves_is_compressed_and_its_weights_are_made_again():
-    """Inputs of matrix products in bfloat16; casts of weights take nothing, and are exact."""
+    """Inputs of matrix products in bfloat16; casts of weights take nothing, and are exact. Attention's
+    inputs and output stay, in two steps."""
     _, stats = trained(transformer, "int8")
-    assert stats["left_bytes"] < 0.02 * stats["bytes"] and stats["ratio"] > 2
+    attention = 2 * 4 * 4 * (8 * 64 * 64) * 2
+    assert stats["left_bytes"] - attention < 0.02 * stats["bytes"] < stats["compressed_bytes"] < 0.45 * stats["bytes"]
     model = nn.Linear(64, 64, bias=False)
     x = torch.randn(256, 64, requires_grad=True)
 

@@ -9,6 +9,7 @@ from host_agent.memory import host, parts, saving, side_stream  # noqa: E402
 from host_agent.memory.bounds import Fixed  # noqa: E402
 from host_agent.memory.codecs import CODECS  # noqa: E402
 from host_agent.memory.offload import OffloadedAdam  # noqa: E402
+from host_agent.memory.operators import Operators, Rule  # noqa: E402
 from host_agent.memory.saving import SavedTensors  # noqa: E402
 from tests.support.cuda_model import GpuModel, GpuTensor  # noqa: E402
 
@@ -25,7 +26,9 @@ def model(request, monkeypatch):
 
 
 def saved(codec):
-    return SavedTensors(CODECS[codec](), 0, Fixed(0.001))
+    hooks = SavedTensors(CODECS[codec](), 0, Fixed(0.001))
+    hooks.operators.outside = Rule.LINEAR
+    return hooks
 
 
 def computed(model, values):
@@ -64,6 +67,26 @@ def test_whole_numbers_and_bools(model, values):
     [found], counters = restored("int8", [lambda: model.tensor(values)])
     assert torch.equal(found, values) and found.dtype == values.dtype
     assert counters.compressed_bytes * 2 <= counters.bytes == values.nbytes
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp16", "levels", "szx"])
+@pytest.mark.parametrize("rule", Rule)
+def test_rules_of_operators(model, codec, rule, monkeypatch):
+    """Values near 0 and 1 come back exactly where the operator is sensitive to them."""
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(9))
+    values[:8] = torch.tensor([1e-30, -1e-5, 2.0**-10, 1, -1, 0.9999, 1.0001, 0])
+    monkeypatch.setattr(Operators, "width", lambda self, rule, x: x.new_ones(1) if 0 < rule < 3 else None)
+
+    def pack(hooks, tensor):
+        hooks.operators.outside = rule
+        return hooks.pack(tensor)
+
+    [found], there = restored(codec, [lambda: computed(model, values)], pack)
+    [wanted], here = restored(codec, [lambda: values.clone()], pack)
+    assert there.tensors == here.tensors == (rule < Rule.PRECISE or rule == Rule.PRECISE and codec != "int8")
+    assert torch.equal(found, wanted) or codec in ("levels", "szx")
+    assert (found - values).abs().max() < 0.1
+    assert rule < Rule.PRECISE or torch.equal(found[:8], values[:8])
 
 
 @pytest.mark.parametrize("codec", ["int8", "fp16", "levels", "szx"])

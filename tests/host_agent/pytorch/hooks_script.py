@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -40,22 +41,45 @@ def train(codec: str | None) -> tuple[torch.Tensor, dict]:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), state.stats() if state else {}
 
 
-def survives(codec: str) -> list[bool]:
-    """Whether the gradients of each step are finite, where one rank's third step has an infinity; halfway, the state
-    is pickled and goes on as it was."""
-    model = DistributedDataParallel(network())
+def survives(codec: str) -> dict:
+    """Training with a GradScaler, where the first layer's gradient overflows on one rank in the third step. Whether
+    each step's gradients are finite, by layer; whether that step left the parameters, and every bucket's residuals, as
+    they were. Before the last, the state is pickled and goes on as it was."""
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.0005)
     state = CodecState(codec)
     model.register_comm_hook(state, codec_hook)
-    finite = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    layers = model.module[0], model.module[2]
+    is_overflow = [False]
+    layers[0].weight.register_hook(lambda gradient: gradient * float("inf") if is_overflow[0] else gradient)
+    finite, kept, buckets = [], [], 0
     for step in range(5):
         if step == 4:
             again = pickle.loads(pickle.dumps(state))
             state.load_state_dict(again.state_dict())
-        model.zero_grad()
-        factor = float("inf") if step == 2 and RANK == 0 else 1.0
-        model(torch.ones(2, 20)).square().mean().mul(factor).backward()
-        finite.append(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
-    return finite
+        is_overflow[0] = step == 2 and RANK == 0
+        before, parameters = state.state_dict()["tensors"], [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 20) + step).square().mean()).backward()
+        finite.append([bool(layer.weight.grad.isfinite().all()) for layer in layers])
+        scaler.step(optimizer)
+        scaler.update()
+        after = state.state_dict()["tensors"]
+        alike = [same(before.get(key, {}).get(part), after[key][part]) for key in after for part in ("codec", "memory")]
+        alike += [torch.equal(a, b) for a, b in zip(parameters, model.parameters(), strict=True)]
+        kept.append(all(alike))
+        buckets = len(after)
+    return {"finite": finite, "kept": kept, "tensors": buckets, "scale": scaler.get_scale()}
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two states, plain values and arrays, are equal."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else a == b
 
 
 def same_everywhere(vector: torch.Tensor) -> bool:
@@ -73,7 +97,7 @@ def main() -> None:
         parameters, stats = train(codec)
         assert same_everywhere(parameters), codec
         report[codec] = stats | {"difference": float((parameters - dense).abs().max())}
-    report["finite"] = {codec: survives(codec) for codec in ("topk", "powersgd", "onebit", "dgc", "signsgd")}
+    report["overflow"] = {codec: survives(codec) for codec in ("topk", "powersgd", "onebit", "dgc", "signsgd")}
     odd = "topk:ratio=0.5" if RANK else "topk:ratio=0.1"
     try:
         train(odd)

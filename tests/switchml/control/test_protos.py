@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,31 @@ def test_v1_messages_have_the_originals_bytes():
         "switchml_proto.Session": ["RdmaSession", "UdpSession"],
         "switchml_proto.Sync": ["Barrier", "Broadcast"],
     }
+
+
+CONTROLLER = """
+import sys
+import helper
+from google.rpc import status_pb2
+from p4.config.v1 import p4info_pb2
+from p4.v1 import p4data_pb2, p4runtime_pb2, p4runtime_pb2_grpc
+import p4.v1.p4runtime_pb2 as again
+
+assert again is p4runtime_pb2 and sys.argv[1:] == ["a", "b"] and __name__ == "__main__"
+update = p4runtime_pb2.Update(type=p4runtime_pb2.Update.INSERT)
+update.entity.table_entry.table_id = 5
+print(update.SerializeToString().hex(), p4info_pb2.MatchField.LPM, status_pb2.Status(code=3).code)
+from switchml.control.p4runtime_protos import v1
+assert v1.Update.FromString(update.SerializeToString()).entity.table_entry.table_id == 5
+"""
+
+
+def test_controllers_with_the_modules_of_p4runtime_run(tmp_path):
+    pytest.importorskip("p4", reason="needs the package p4runtime")
+    (tmp_path / "controller.py").write_text(CONTROLLER)
+    (tmp_path / "helper.py").write_text("")
+    command = [sys.executable, "-m", "switchml.control.p4runtime_modules", str(tmp_path / "controller.py"), "a", "b"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # By hand: Update.type 1, Update.entity with Entity.table_entry (2) with TableEntry.table_id 5; LPM is 3.
+    assert done.stdout.split() == ["080112041202" + "0805", "3", "3"]

@@ -71,7 +71,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Extra:
-    """Cost of compression per step: CPU seconds, and the bytes and number of compressed tensors."""
+    """Cost of compression per step: CPU seconds, the bytes and number of compressed tensors, and their share of all
+    bytes."""
 
     step_s: float
     """CPU seconds of a step without compression."""
@@ -79,6 +80,7 @@ class Extra:
     bytes: float
     tensors: float
     ratio: float
+    share: float = 1.0
 
 
 class Case(NamedTuple):
@@ -107,7 +109,8 @@ def extras(codec: str, cases: Sequence[Case], digits: data.Digits) -> list[Extra
     for (_, compressed), step_s, more_s in zip(pairs, steps_s.tolist(), extra_s.tolist(), strict=True):
         stats = compressed.activations.stats()
         size, tensors = (stats[what] / (WARM_UP + TIMED) for what in ("bytes", "tensors"))
-        found.append(Extra(step_s, more_s, size, tensors, stats["ratio"]))
+        share = stats["bytes"] / (stats["bytes"] + stats["left_bytes"])
+        found.append(Extra(step_s, more_s, size, tensors, stats["ratio"], share))
     return found
 
 
@@ -125,8 +128,11 @@ def calibrated(small: Extra, large: Extra) -> Constants:
     return Constants(tensor_s, 2 * large.bytes / max(large.extra_s - 2 * large.tensors * tensor_s, 1e-9))
 
 
-def predicted_s(name: str, ratio: float, constants: Constants, batch: int = BATCH) -> float:
-    """Seconds that compression adds to a step according to `switchml emulate`."""
+def predicted_s(name: str, measured: Extra, constants: Constants, batch: int = BATCH) -> float:
+    """Seconds that compression adds to a step according to `switchml emulate`, which charges every saved tensor with
+    the constants: they are multiplied by the share that is compressed."""
+    share, ratio = measured.share, measured.ratio
+    constants = Constants(constants.tensor_s * share, constants.bytes_per_s / share)
     emulated = [_emulated(name, ratio, constants, batch) for ratio in (1.0, ratio)]
     return emulated[1].iteration_s - emulated[0].iteration_s
 
@@ -148,7 +154,7 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
     constants = calibrated(small, large)
     for (name, batch, _), one in zip(cases, measured, strict=True):
         what = f"{name}, {batch} images, {CODEC}"
-        found.append(Row(f"{what}: extra time", one.extra_s, predicted_s(name, one.ratio, constants, batch), "s"))
+        found.append(Row(f"{what}: extra time", one.extra_s, predicted_s(name, one, constants, batch), "s"))
         parts = _emulated(name, one.ratio, constants, batch).emulation.memory.parts()
         run = Run(name, CODEC, 0, digits, batch)
         run.step()

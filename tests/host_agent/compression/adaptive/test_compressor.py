@@ -8,7 +8,9 @@ import pytest
 from host_agent.compression.adaptive import compressor, schedule
 from host_agent.compression.adaptive.compressor import AutoCompressor
 from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy
-from host_agent.compression.compressed import AgentReducer
+from host_agent.compression.by_bucket import BucketCompressor
+from host_agent.compression.compressed import AgentReducer, Compressor
+from switchml.codecs.exchange import roll_back
 from switchml.errors import ConfigError
 from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
@@ -131,6 +133,46 @@ def test_every_rank_knows_the_same_costs_whatever_its_gradients_are_like(trio, m
 def test_memories_that_do_not_suit_every_choice(trio):
     with pytest.raises(ConfigError, match="memory dgc with codec auto: expected one of residual, none"):
         AutoCompressor(AgentReducer(trio[0]), Auto(), "dgc")
+
+
+@pytest.mark.parametrize("make", [
+    lambda reducer: AutoCompressor(reducer, Auto()),
+    lambda reducer: Compressor(reducer, "topk:ratio=0.1"),
+    lambda reducer: BucketCompressor(reducer, ["topk:ratio=0.1", "topk:ratio=0.2"]),
+])  # fmt: skip
+def test_of_a_step_with_an_infinity_no_tensor_leaves_a_trace(trio, make):
+    """Where one rank has an infinity in the second tensor, the first has already been exchanged."""
+
+    def run(agent):
+        compressor, kept = make(AgentReducer(agent)), []
+        for step in range(4):
+            before, compressor.guards, means = residuals(compressor), [], []
+            for name in ("bucket 0", "bucket 1", "bucket 2"):
+                x = gradient(step, agent.rank, name)
+                if step == 2 and name == "bucket 1" and agent.rank == 1:
+                    x[11] = np.inf
+                means.append(compressor.allreduce(name, x))
+            assert [bool(np.isfinite(mean).all()) for mean in means] == [True, step != 2, True]
+            roll_back(compressor.guards)
+            kept.append(before == residuals(compressor))
+        return kept[2], isinstance(compressor, AutoCompressor) or not any(kept[:2] + kept[3:])
+
+    assert good(on_all(trio, run)) == [(True, True)] * RANKS
+
+
+def residuals(compressor):
+    """Of all tensors, as text and bytes."""
+    if isinstance(compressor, BucketCompressor):
+        return [residuals(each) for each in compressor._compressors.values()]
+    if isinstance(compressor, AutoCompressor):
+        states = {key: vars(bucket.feedback_state) for key, bucket in compressor._buckets.items()}
+    else:
+        states = {key: saved["memory"] for key, saved in compressor.state_dict()["tensors"].items()}
+    return {
+        (key, name): value.tobytes() if isinstance(value, np.ndarray) else repr(value)
+        for key, state in states.items()
+        for name, value in state.items()
+    }
 
 
 def test_a_step_that_is_not_finite_leaves_no_trace(trio):
