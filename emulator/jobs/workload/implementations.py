@@ -253,10 +253,11 @@ class AttentionKernel:
         keys = attended(tokens, window, is_causal) / tokens
         length = 2 * keys if is_causal else keys  # of a sequence with the same mean number of keys per query
         most = device.matmul_share * device.peak(unquantized(precision))
+        backwards: dict[str, Any] = self.backwards
         forward, backward = (
             both * times * (1.0 if padded >= WIDE_HEAD else kernel.narrow) * head / padded
             * length / (length + kernel._half(is_causal) + (BLOCK if is_windowed else 0))
-            for kernel, times in ((self, self.forward), (replace(self, **self.backwards), self.backward))
+            for kernel, times in ((self, self.forward), (replace(self, **backwards), self.backward))
         )  # fmt: skip
         return min(forward, most), min(backward, most)
 
