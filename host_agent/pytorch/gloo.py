@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -152,15 +153,31 @@ def _name_of(op: Any) -> str:
     return next((ours for theirs, ours in names.items() if op == getattr(dist.ReduceOp, theirs)), "sum")
 
 
+_latest: Callable[[], dist.ProcessGroup | None] = lambda: None
+"""Weak reference to the latest group."""
+
+
 def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """Create a process group over Gloo, as `init_process_group("gloo")` does. It must not outlive `part`."""
+    """Create a process group over Gloo, as `init_process_group("gloo")` does. It must not outlive `part`.
+
+    It shares the device of the group before it, if that still exists: a device of its own has a thread that wakes up a
+    hundred times a second, which two hundred idle groups would notice."""
+    global _latest
     group = dist.ProcessGroup(part.unsealed(), rank, size)
-    gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
+    cpu, before = torch.device("cpu"), _latest()
+    if before is None:
+        gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
+    else:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = before._get_backend(cpu).options._devices
+        options._threads, options._timeout = 2 * len(options._devices), timeout
+        gloo = dist.ProcessGroupGloo(part, rank, size, options)
     gloo._set_sequence_number_for_group()
     kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)
-    for device in ("cpu", "cuda"):
-        group._register_backend(torch.device(device), kind, gloo)
+    for device in (cpu, torch.device("cuda")):
+        group._register_backend(device, kind, gloo)
+    _latest = weakref.ref(group)
     return group
 
 
