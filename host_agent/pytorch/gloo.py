@@ -153,8 +153,8 @@ def _name_of(op: Any) -> str:
     return next((ours for theirs, ours in names.items() if op == getattr(dist.ReduceOp, theirs)), "sum")
 
 
-_latest: Callable[[], dist.ProcessGroup | None] = lambda: None
-"""Weak reference to the latest group."""
+_latest: weakref.ref[dist.ProcessGroup] | None = None
+"""The latest group."""
 
 
 def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
@@ -164,14 +164,17 @@ def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.Proce
     hundred times a second, which two hundred idle groups would notice."""
     global _latest
     group = dist.ProcessGroup(part.unsealed(), rank, size)
-    cpu, before = torch.device("cpu"), _latest()
-    if before is None:
-        gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
+    kinds: Any = dist.ProcessGroupGloo
+    cpu, before = torch.device("cpu"), _latest() if _latest is not None else None
+    # Older releases of torch do not tell a group's devices.
+    known = getattr(before._get_backend(cpu), "options", None) if before is not None else None
+    if known is None:
+        gloo = kinds(part, rank, size, timeout)
     else:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = before._get_backend(cpu).options._devices
-        options._threads, options._timeout = 2 * len(options._devices), timeout
-        gloo = dist.ProcessGroupGloo(part, rank, size, options)
+        options = kinds._Options()
+        options._devices, options._timeout = known._devices, timeout
+        options._threads = 2 * len(known._devices)
+        gloo = kinds(part, rank, size, options)
     gloo._set_sequence_number_for_group()
     kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)
