@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc
-from grpc.experimental import ChannelOptions
 
 from switchml.errors import ConfigError
 from switchml.files import read_bytes
@@ -144,9 +143,6 @@ def open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) 
         # A separate channel: a connection shared with another session of this process would share its fate.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
-        # A stream is read by the thread that iterates over it: otherwise two threads wait, one of which wakes up ten
-        # times a second to look for signals, in every idle job.
-        (ChannelOptions.SingleThreadedUnaryStream, 1),
     ]
     ca = tls_ca or os.environ.get("SWITCHML_TLS_CA")
     if ca:

@@ -370,10 +370,8 @@ class Session:
         if self._token and says_so:
             with suppress(grpc.RpcError, ValueError):
                 self._jobs.Leave(v2_pb2.LeaveRequest(token=self._token), timeout=LEAVE_TIMEOUT_S)
-        stream, self._stream = self._stream, None  # a reference to the call would keep the connection open
-        if stream is not None:
-            stream.cancel()
-        del stream
+        if self._stream is not None:
+            self._stream.cancel()
         self._channel.close()
 
     def close(self) -> None:
