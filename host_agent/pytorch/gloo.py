@@ -5,6 +5,7 @@ itself aborts the process if sizes differ.)"""
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -153,8 +154,8 @@ def _name_of(op: Any) -> str:
     return next((ours for theirs, ours in names.items() if op == getattr(dist.ReduceOp, theirs)), "sum")
 
 
-_latest: weakref.ref[dist.ProcessGroup] | None = None
-"""The latest group."""
+_latest: tuple[int, weakref.ref[dist.ProcessGroup]] | None = None
+"""Process and latest group: a forked process has none of the threads of its parent's."""
 
 
 def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
@@ -165,7 +166,8 @@ def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.Proce
     global _latest
     group = dist.ProcessGroup(part.unsealed(), rank, size)
     kinds: Any = dist.ProcessGroupGloo
-    cpu, before = torch.device("cpu"), _latest() if _latest is not None else None
+    cpu = torch.device("cpu")
+    before = _latest[1]() if _latest is not None and _latest[0] == os.getpid() else None
     # Older releases of torch do not tell a group's devices.
     known = getattr(before._get_backend(cpu), "options", None) if before is not None else None
     if known is None:
@@ -180,7 +182,7 @@ def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.Proce
     group._set_default_backend(kind)
     for device in (cpu, torch.device("cuda")):
         group._register_backend(device, kind, gloo)
-    _latest = weakref.ref(group)
+    _latest = os.getpid(), weakref.ref(group)
     return group
 
 
