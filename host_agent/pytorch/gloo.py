@@ -5,7 +5,9 @@ itself aborts the process if sizes differ.)"""
 from __future__ import annotations
 
 import collections
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -152,15 +154,35 @@ def _name_of(op: Any) -> str:
     return next((ours for theirs, ours in names.items() if op == getattr(dist.ReduceOp, theirs)), "sum")
 
 
+_latest: tuple[int, weakref.ref[dist.ProcessGroup]] | None = None
+"""Process and latest group: a forked process has none of the threads of its parent's."""
+
+
 def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """Create a process group over Gloo, as `init_process_group("gloo")` does. It must not outlive `part`."""
+    """Create a process group over Gloo, as `init_process_group("gloo")` does. It must not outlive `part`.
+
+    It shares the device of the group before it, if that still exists: a device of its own has a thread that wakes up a
+    hundred times a second, which two hundred idle groups would notice."""
+    global _latest
     group = dist.ProcessGroup(part.unsealed(), rank, size)
-    gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
+    kinds: Any = dist.ProcessGroupGloo
+    cpu = torch.device("cpu")
+    before = _latest[1]() if _latest is not None and _latest[0] == os.getpid() else None
+    # Older releases of torch do not tell a group's devices.
+    known = getattr(before._get_backend(cpu), "options", None) if before is not None else None
+    if known is None:
+        gloo = kinds(part, rank, size, timeout)
+    else:
+        options = kinds._Options()
+        options._devices, options._timeout = known._devices, timeout
+        options._threads = 2 * len(known._devices)
+        gloo = kinds(part, rank, size, options)
     gloo._set_sequence_number_for_group()
     kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)
-    for device in ("cpu", "cuda"):
-        group._register_backend(torch.device(device), kind, gloo)
+    for device in (cpu, torch.device("cuda")):
+        group._register_backend(device, kind, gloo)
+    _latest = os.getpid(), weakref.ref(group)
     return group
 
 

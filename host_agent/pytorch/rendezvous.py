@@ -8,6 +8,7 @@ All ranks of a job have a secret. If they share one already, it is not sent, but
 store exposes it to everybody who can connect to it.
 """
 
+import atexit
 import contextlib
 import json
 import logging
@@ -78,29 +79,49 @@ class Invitation:
 
 
 class _OwnAggregator:
-    """The aggregator that this process has started, if any. All its groups share it; it stops with the last one."""
+    """The aggregator that this process has started, if any. All its groups share it. It is kept for later groups until
+    the process ends, since a start takes seconds; one with other settings takes its place once it has no groups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: ChildAggregator | None = None
+        self._settings: tuple[object, ...] = ()
         self._users = 0
 
     def acquire(self, bind: str) -> ChildAggregator:
         """Start the aggregator unless it runs. Each call requires a call of `release`."""
+        served = ("--v1",) if protocol_of(None).version == "v1" else ()
+        options = (*LIMITS, *options_for(os.environ.get("SWITCHML_TRANSPORT", "")), *served)
+        inherited = sorted(item for item in os.environ.items() if item[0].startswith("SWITCHML_"))
         with self._lock:
-            if self._child is None or self._child.returncode is not None:
-                served = ("--v1",) if protocol_of(None).version == "v1" else ()
-                transport = options_for(os.environ.get("SWITCHML_TRANSPORT", ""))
-                self._child = ChildAggregator(bind, (*LIMITS, *transport, *served))
+            if self._child is not None and (
+                self._child.returncode is not None
+                or self._users == 0
+                and self._settings != (os.getpid(), bind, options, inherited)
+            ):
+                self._stop()
+            if self._child is None:
+                self._child = ChildAggregator(bind, options)
+                self._settings = os.getpid(), bind, options, inherited
+                atexit.register(self._at_exit)
             self._users += 1
             return self._child
 
     def release(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._users == 0 and self._child is not None:
-                self._child.stop()
-                self._child = None
+
+    def _at_exit(self) -> None:
+        """End the aggregator if no group uses it: the others see it end with this process, a little later."""
+        if self._users == 0:
+            self._stop()
+
+    def _stop(self) -> None:
+        """End the aggregator, unless it belongs to the process that this one was forked from."""
+        if self._child is not None and self._settings[0] == os.getpid():
+            self._child.stop()
+        self._child = None
+        atexit.unregister(self._at_exit)
 
 
 own_aggregator = _OwnAggregator()
@@ -199,7 +220,7 @@ class Rendezvous:
         return False
 
     def part(self, in_good_order: bool) -> None:
-        """Release this rank's resources of the group; stops the aggregator if this process started it.
+        """Release this rank's resources of the group.
 
         In good order, rank 0 is the first to return, since its process ends the store. A rank that starts another group
         earlier connects to the old store, and has to reconnect (torch_patches.py).

@@ -37,7 +37,8 @@ def install() -> None:
 
 def _outliving_old_stores(of_torch: Any) -> Any:
     """Retry on a stale store: a rank that creates its next group early connects to the store of the previous group,
-    which rank 0 is about to close. It reconnects until rank 0 has its new store, for as long as the group's timeout."""
+    which rank 0 is about to close. It reconnects until rank 0 has its new store, for as long as the group's timeout.
+    Also, an attempt that failed, or was interrupted as in a notebook, leaves no trace in the next group's name."""
     signature = inspect.signature(of_torch)
 
     @functools.wraps(of_torch)
@@ -52,10 +53,11 @@ def _outliving_old_stores(of_torch: Any) -> Any:
             try:
                 of_torch(*args, **kwargs)
                 return
-            except dist.DistNetworkError:
-                if time.monotonic() >= deadline:
+            except BaseException as error:
+                if not dist.is_initialized():  # otherwise there has been one for long
+                    c10d._world.group_count = groups  # names the group: of the next attempt as on the other ranks
+                if not isinstance(error, dist.DistNetworkError) or time.monotonic() >= deadline:
                     raise
-            c10d._world.group_count = groups  # group_count determines the group's name
 
     return init_process_group
 

@@ -353,9 +353,10 @@ def what_is_left() -> dict[str, list[str]]:
 
 
 def settled() -> dict[str, list[str]]:
-    """What is left after a moment: kernels and libraries close some things a little later."""
+    """What is left after a moment: kernels and libraries close some things a little later. Rank 0's aggregator
+    stays."""
     deadline = time.monotonic() + 60
-    while any((left := what_is_left()).values()) and time.monotonic() < deadline:
+    while ((left := what_is_left())["threads"] or left["sockets"]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 

@@ -28,10 +28,10 @@ DEADLINE_S = 200
 def test_every_collective(tmp_path, hierarchy):
     for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path, timeout_s=200, SWITCHML_HIERARCHY=hierarchy):
         report = json.loads(rank.out[rank.out.index("{") :])
-        # Rank 0 has started the aggregator; nobody else has a child.
+        # Rank 0 has started the aggregator, and keeps it for the next group; nobody else has a child.
         assert report["children_before"] == (1 if rank.rank == 0 else 0)
         for left in (report["left"], report["left_again"]):
-            assert left == {"threads": [], "children": [], "sockets": []}
+            assert left == {"threads": [], "children": ["python"] if rank.rank == 0 else [], "sockets": []}
 
 
 def test_sharded_training(tmp_path):
@@ -128,7 +128,10 @@ def test_groups_one_after_the_other(tmp_path, mode):
     for rank in run_ranks(
         script, 2, tmp_path, mode, "8", timeout_s=DEADLINE_S, MASTER_ADDR="127.0.0.1", MASTER_PORT=port
     ):
-        assert "rounds 8" in rank.out
+        _, _, *aggregator = rank.out.split()
+        assert "rounds 8" in rank.out and len(aggregator) == (rank.rank == 0)
+        for pid in map(int, aggregator):
+            assert_ends(pid)
 
 
 @pytest.mark.slow
