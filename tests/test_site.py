@@ -61,7 +61,8 @@ def test_pages_fit_their_window(build, browser):
 
 def test_every_page_is_in_the_contents():
     listed = set(re.findall(r"^([\w/-]+)$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE))
-    pages = {str(path.relative_to(ROOT / "docs").with_suffix("")) for path in (ROOT / "docs").rglob("*.md")}
+    files = (path for pattern in ("*.md", "*.ipynb") for path in (ROOT / "docs").rglob(pattern))
+    pages = {str(path.relative_to(ROOT / "docs").with_suffix("")) for path in files}
     assert pages - {"index"} == listed
 
 

@@ -186,7 +186,7 @@ def test_a_micro_batch_is_what_fits_and_is_marked():
     assert found["iteration_s"] == pytest.approx(0.073, rel=0.02) and found["warnings"] == []
     assert "batch 2048 in micro-batches of 256 (assumed)" in " ".join(run(*job).output.split())
     in_ones = run_json(*job, "--micro-batch", "1")
-    assert in_ones["iteration_s"] > 10 and "256 micro-batches of 1" in in_ones["warnings"][0]
+    assert in_ones["iteration_s"] > 50 * found["iteration_s"] and "256 micro-batches of 1" in in_ones["warnings"][0]
 
 
 def test_what_does_not_fit_is_split_into_micro_batches():

@@ -92,10 +92,10 @@ def test_flash_attention_keeps_no_scores():
 
 def test_layer_tables():
     net = models.load("vgg16")
-    one, two = (memory.memory(net, Job(gpus=2, micro_batch=b)) for b in (32, 64))
+    one, two = (memory.memory(net, Job(gpus=2, micro_batch=b)) for b in (64, 128))  # fewer: the optimizer needs most
     assert two.activations == pytest.approx(2 * one.activations)
     assert one.weights + one.gradients + one.optimizer == pytest.approx(16 * 138_357_544)
-    assert memory.memory(net, Job(gpus=2, micro_batch=64, recompute="full")).activations < two.activations
+    assert memory.memory(net, Job(gpus=2, micro_batch=128, recompute="full")).activations < two.activations
 
 
 def test_dropout_masks_only_where_there_is_dropout():
