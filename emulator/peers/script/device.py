@@ -112,7 +112,9 @@ class Device(_Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **(kwargs or {}))  # torch only needs shapes, as DTensor does of whole tensors
-        if any(one not in _OUR_TYPES for one in types):  # DTensor and similar types, which decompose themselves first
+        if any(
+            one not in _OUR_TYPES and not issubclass(one, DeviceTensor) for one in types
+        ):  # DTensor and similar types, which decompose themselves first
             return NotImplemented
         return self.run(func, args, kwargs or {})
 

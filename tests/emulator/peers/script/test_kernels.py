@@ -101,3 +101,44 @@ def test_comparisons(tmp_path):
     """
     outcome = play(tmp_path, text)
     assert "result" in outcome, outcome
+
+
+def test_quantized_weights(tmp_path):
+    """A package's class of parameters keeps its class, its attributes and its memory; a product of four-bit weights
+    takes the time of the product and of writing them in the input's dtype."""
+    text = """
+    import copy, torch
+
+    class Packed(torch.nn.Parameter):
+        def __new__(cls, data, is_packed=False):
+            made = torch.Tensor._make_subclass(cls, data, False)
+            made.is_packed = is_packed
+            return made
+
+        def to(self, *arguments, **options):
+            if not self.is_packed:
+                self.data, self.is_packed = torch.empty(self.numel() // 2, 1, dtype=torch.uint8, device="cuda"), True
+            return self
+
+    torch.library.define("bitsandbytes::gemm_4bit", "(Tensor left, Tensor right, int width) -> Tensor")
+    fake = lambda left, right, width: left.new_empty(left.size(0), width)
+    torch.library.register_fake("bitsandbytes::gemm_4bit", fake)
+    layer = torch.nn.Linear(8192, 8192, bias=False)
+    layer.weight = Packed(layer.weight.data)
+    other = torch.nn.Linear(64, 64)
+    before = torch.cuda.memory_allocated()
+    torch.nn.Sequential(layer, other).to("cuda")
+    assert isinstance(layer.weight, Packed) and isinstance(layer.weight, torch.nn.Parameter) and layer.weight.is_packed
+    assert layer.weight.is_cuda and other.weight.is_cuda and list(dict(layer.named_parameters())) == ["weight"]
+    assert 8192 * 8192 / 2 <= torch.cuda.memory_allocated() - before < 8192 * 8192 / 2 + (1 << 16)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    left = torch.zeros(4096, 8192, device="cuda", dtype=torch.bfloat16)
+    for step in range(3):
+        torch.ops.bitsandbytes.gemm_4bit(left, layer.weight, 8192)
+        other(torch.zeros(64, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    """
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+    plain = 2 * 4096 * 8192 * 8192 / 989e12
+    assert 1.05 * plain < outcome["result"]["parts"]["matrix products"] < 2 * plain
