@@ -28,6 +28,7 @@ from emulator.peers.script.shapes import (
     Returns,
     bytes_of,
     changed_by,
+    depends_on_values,
     key_of,
     on_host,
     on_meta,
@@ -259,6 +260,10 @@ class Device(_Mode):
             if not func._schema.returns:
                 return self._shape_result(func, tensors, flat, spec, None, device)
             given = on_host(func, plain, spec, error)
+        except RuntimeError as error:
+            if "data-dependent shape" in str(error):  # of a package's operator, which torch can't mark as such
+                raise depends_on_values(func) from None
+            raise
         if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tree_flatten(given)[0]):
             raise EmulationError(f"{func} can't be emulated: its result is a sparse tensor; expected dense ones")
         return self._shape_result(func, tensors, flat, spec, shapes_of(given), device)
