@@ -168,8 +168,7 @@ class Device(_Mode):
         return self._device
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
-        precision = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
-        key = (func, spec, device.type, precision, *map(key_of, flat))
+        key = (func, spec, device.type, _allow_tf32(), *map(key_of, flat))
         inferred = self._shape_results.get(key)
         if torch.Tag.dynamic_output_shape in func.tags and self.known.are_known(flat):
             return self._run_on_host(func, flat, spec, device)
@@ -279,7 +278,7 @@ class Device(_Mode):
             tuple(map(shape_of, tensors)),
             tuple(out),
             options_of(func, flat, spec),
-            (torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32),
+            _allow_tf32(),
             bytes_of(list(changed.values()) or shapes),
             not (func.is_view or func in _WITHOUT_KERNEL),
             func in _COPIES and len({device.type, *(one.device.type for one in tensors)}) > 1,
@@ -414,6 +413,14 @@ class Device(_Mode):
         if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
             return False
         return bool(math.prod(args[0]) >= VALUELESS)
+
+
+def _allow_tf32() -> tuple[bool, bool]:
+    """Return whether products and convolutions in float32 may use TF32, however the script has chosen it."""
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):  # before torch 2.9
+        return torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32
+    of = torch._C._get_fp32_precision_getter
+    return of("cuda", "matmul") == "tf32", of("cuda", "conv") == "tf32"
 
 
 def _is_of_device(tensor: Any) -> bool:

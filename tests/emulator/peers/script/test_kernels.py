@@ -73,6 +73,34 @@ def test_products_in_eight_bits(tmp_path):
     assert seconds[1:] == pytest.approx([seconds[0] / 2] * 2, rel=0.05)
 
 
+PRECISIONS = {
+    "torch.set_float32_matmul_precision('high')": True,
+    "torch.backends.cuda.matmul.allow_tf32 = True": True,
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": True,
+    "torch.backends.fp32_precision = 'tf32'": True,
+    "torch.backends.fp32_precision = 'ieee'": False,
+    "torch.backends.cudnn.conv.fp32_precision = 'ieee'": False,
+}
+
+
+@pytest.mark.parametrize("choice", PRECISIONS)
+def test_tf32(tmp_path, choice):
+    """A script chooses TF32 in torch's old way or in its new one."""
+    text = """
+    import torch
+    CHOICE
+    weight = torch.nn.Parameter(torch.zeros(4096, 4096, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(3):
+        (weight @ weight).sum().backward()
+        optimizer.step()
+    """
+    outcome = play(tmp_path, text.replace("CHOICE", choice))
+    assert "result" in outcome, outcome
+    seconds = 3 * 2 * 4096**3 / (495e12 if PRECISIONS[choice] else 67e12)
+    assert outcome["result"]["parts"]["matrix products"] == pytest.approx(seconds, rel=0.5)
+
+
 def test_operators_of_packages(tmp_path):
     """A note names operators that are not torch's."""
     text = """
