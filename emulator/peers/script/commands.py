@@ -42,12 +42,16 @@ def read_command(words: Sequence[str], per_node: int) -> Command:
         return _accelerate(rest[1:], per_node)
     if first == "-m" or first.endswith(".py"):
         return Command(tuple(words))
-    program = shutil.which(first)
+    program = None if name in _LAUNCHERS else shutil.which(first)
     if program is not None and _is_python(Path(program)):
         return Command((program, *rest))
     raise ConfigError(
         f"{shlex.join(words)}: expected torchrun, accelerate launch, python, a script (.py) or a program in Python"
     )
+
+
+_LAUNCHERS = ("colossalai", "composer", "deepspeed", "fabric", "horovodrun", "lightning", "ray", "tune")
+"""Programs in Python that start processes of their own, which would not be emulated."""
 
 
 def _is_python(program: Path) -> bool:

@@ -15,8 +15,8 @@ from emulator.peers.script.tape import Tape
 
 
 class Compiled:
-    """Tracks calls of compiled code. `is_used`: whether the script has requested a compiler. `on_use`: called at the
-    first request."""
+    """Tracks calls of compiled code. `is_used`: whether compiled code has run. `on_use`: called before it runs first;
+    packages compile functions that a script never calls."""
 
     def __init__(self, on_use: Callable[[], None]) -> None:
         self.is_used = False
@@ -64,9 +64,6 @@ class Compiled:
             return functools.partial(self._compile, **options)
         if options.get("disable"):
             return model
-        if not self.is_used:
-            self.is_used = True
-            self._on_use()
         if isinstance(model, torch.nn.Module):
             from torch._dynamo import OptimizedModule  # takes a second to import
 
@@ -82,6 +79,9 @@ class Compiled:
 
     @contextmanager
     def _within(self, has_graphs: bool) -> Iterator[None]:
+        if not self.is_used:
+            self.is_used = True
+            self._on_use()
         self._calls += not self._depth
         if has_graphs and not self._depth:
             self._graphs.add(self._calls)

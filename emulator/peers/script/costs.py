@@ -264,7 +264,7 @@ _PRECISIONS = {
 }
 
 _PRODUCT = re.compile(
-    r"(^|_)([a-z]*mm|[a-z]*gemm|gemv|matmul|linear|conv|conv\dd|conv_\w+|convolution|cdist)(_|$)|attn|attention"
+    r"(^|[_.])([a-z]*mm|[a-z]*gemm|gemv|matmul|linear|conv|conv\dd|conv_\w+|convolution|cdist)(_|$)|attn|attention"
 )
 """Names of operators that multiply matrices, those of packages included."""
 
@@ -314,6 +314,16 @@ def _grouped(self: Costs, operator: Operator) -> float:
     return self.product(rows, right.size[-1], inner, groups, left.dtype, operator.tf32[0])
 
 
+def _linear(self: Costs, operator: Operator, dequantizes: bool = False) -> float:
+    """Return the duration of a product of bitsandbytes; of weights in four bits, which are first written in the
+    input's dtype."""
+    left, out = operator.inputs[0], operator.outputs[0]
+    n, k = out.size[-1], left.size[-1]
+    written = n * k * (left.element_bytes + 0.5) if dequantizes else 0.0
+    product = self.product(out.elements // n, n, k, 1, left.dtype, operator.tf32[0])
+    return float(product + written / (self._accelerator.memory_bytes_per_s * self._default.share))
+
+
 def _convolution(self: Costs, operator: Operator) -> float:
     image, weight, out = operator.inputs[0], operator.inputs[1], operator.outputs[0]
     return _convolve(self, operator, out, weight, image.dtype, 1)
@@ -354,6 +364,7 @@ _TITLES = {
     "matrix products": (
         *("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation"),
         *("_grouped_mm", "_scaled_mm", "_int_mm", "_scaled_grouped_mm"),
+        *("bitsandbytes.gemm_4bit", "bitsandbytes.int8_scaled_mm", "bitsandbytes.int8_linear_matmul"),
     ),
     "convolutions": ("convolution", "convolution_backward"),
     "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
@@ -364,6 +375,9 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     **dict.fromkeys(_MATRICES, _matrix),
     "_grouped_mm": _grouped,
     "_scaled_grouped_mm": _grouped,
+    "bitsandbytes.gemm_4bit": lambda self, one: _linear(self, one, dequantizes=True),
+    "bitsandbytes.int8_scaled_mm": lambda self, one: _linear(self, one),
+    "bitsandbytes.int8_linear_matmul": lambda self, one: _linear(self, one),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_cudnn_rnn": _recurrent,

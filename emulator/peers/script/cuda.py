@@ -99,15 +99,29 @@ def _data() -> property:
 
 def _applied(apply: Any) -> Any:
     """Return Module._apply, which swaps parameters, for modules that keep a tensor computed from them on the host, as
-    `weight_norm` does: its graph would prevent that. The next forward pass computes such a tensor anew."""
+    `weight_norm` does: its graph would prevent that. The next forward pass computes such a tensor anew. Parameters of a
+    package's class are not swapped: quantized weights convert themselves."""
 
-    def applied(module: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
+    def applied(module: torch.nn.Module, change: Any, *arguments: Any, **options: Any) -> torch.nn.Module:
         for name in [name for name, value in vars(module).items() if _is_computed_here(value)]:
             vars(module)[name] = vars(module)[name].detach()
-        moved: torch.nn.Module = apply(module, *arguments, **options)
-        return moved
+        every = module._parameters
+        own = {name: change(one) for name, one in every.items() if type(one) not in _SWAPPED and _is_emulated(one)}
+        vars(module)["_parameters"] = {name: one for name, one in every.items() if name not in own}
+        try:
+            apply(module, change, *arguments, **options)
+        finally:
+            vars(module)["_parameters"] = {name: own.get(name, module._parameters.get(name)) for name in every}
+        return module
 
     return applied
+
+
+_SWAPPED = (DeviceTensor, torch.nn.Parameter)
+
+
+def _is_emulated(one: Any) -> bool:
+    return isinstance(one, DeviceTensor)
 
 
 def _is_computed_here(value: Any) -> bool:

@@ -28,6 +28,7 @@ from emulator.peers.script.shapes import (
     Returns,
     bytes_of,
     changed_by,
+    depends_on_values,
     key_of,
     on_host,
     on_meta,
@@ -112,7 +113,9 @@ class Device(_Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **(kwargs or {}))  # torch only needs shapes, as DTensor does of whole tensors
-        if any(one not in _OUR_TYPES for one in types):  # DTensor and similar types, which decompose themselves first
+        if any(
+            one not in _OUR_TYPES and not issubclass(one, DeviceTensor) for one in types
+        ):  # DTensor and similar types, which decompose themselves first
             return NotImplemented
         return self.run(func, args, kwargs or {})
 
@@ -165,8 +168,7 @@ class Device(_Mode):
         return self._device
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
-        precision = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
-        key = (func, spec, device.type, precision, *map(key_of, flat))
+        key = (func, spec, device.type, _allow_tf32(), *map(key_of, flat))
         inferred = self._shape_results.get(key)
         if torch.Tag.dynamic_output_shape in func.tags and self.known.are_known(flat):
             return self._run_on_host(func, flat, spec, device)
@@ -257,6 +259,10 @@ class Device(_Mode):
             if not func._schema.returns:
                 return self._shape_result(func, tensors, flat, spec, None, device)
             given = on_host(func, plain, spec, error)
+        except RuntimeError as error:
+            if "data-dependent shape" in str(error):  # of a package's operator, which torch can't mark as such
+                raise depends_on_values(func) from None
+            raise
         if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tree_flatten(given)[0]):
             raise EmulationError(f"{func} can't be emulated: its result is a sparse tensor; expected dense ones")
         return self._shape_result(func, tensors, flat, spec, shapes_of(given), device)
@@ -272,7 +278,7 @@ class Device(_Mode):
             tuple(map(shape_of, tensors)),
             tuple(out),
             options_of(func, flat, spec),
-            (torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32),
+            _allow_tf32(),
             bytes_of(list(changed.values()) or shapes),
             not (func.is_view or func in _WITHOUT_KERNEL),
             func in _COPIES and len({device.type, *(one.device.type for one in tensors)}) > 1,
@@ -407,6 +413,14 @@ class Device(_Mode):
         if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
             return False
         return bool(math.prod(args[0]) >= VALUELESS)
+
+
+def _allow_tf32() -> tuple[bool, bool]:
+    """Return whether products and convolutions in float32 may use TF32, however the script has chosen it."""
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):  # before torch 2.9
+        return torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32
+    of = torch._C._get_fp32_precision_getter
+    return of("cuda", "matmul") == "tf32", of("cuda", "conv") == "tf32"
 
 
 def _is_of_device(tensor: Any) -> bool:

@@ -48,8 +48,13 @@ class Operator:
 
     @cached_property
     def base(self) -> str:
-        """Name without namespace and overload."""
-        return self.name.split(".")[1]
+        """Name without overload, and for operators of torch without namespace."""
+        return self.name.rpartition(".")[0] if self.is_of_package else self.name.split(".")[1]
+
+    @cached_property
+    def is_of_package(self) -> bool:
+        """Whether the operator is neither torch's nor `flex.py`'s."""
+        return self.name.partition(".")[0] not in ("aten", "prims", "fsdp", "c10d", "_c10d_functional", "switchml")
 
     @cached_property
     def bytes(self) -> int:

@@ -114,14 +114,11 @@ def result_of(session: Session, script: str) -> ScriptResult:
     )
 
 
-_OWN_NAMESPACES = ("aten", "prims", "fsdp", "c10d", "_c10d_functional", "switchml")
-"""Of operators of torch's, and of `flex.py`'s."""
-
-
 def _of_packages(session: Session, spans: list[Span]) -> list[str]:
-    """Return the names of operators that are not torch's."""
-    names = {session.device.operators[one.operator].name for one in spans if not isinstance(one, Collective)}
-    return sorted(name.rpartition(".")[0] for name in names if name.partition(".")[0] not in _OWN_NAMESPACES)
+    """Return the names of operators that are not torch's, except products."""
+    numbers = {one.operator for one in spans if not isinstance(one, Collective)}
+    found = (session.device.operators[one] for one in numbers if session.title_of(one) != "matrix products")
+    return sorted({one.base for one in found if one.is_of_package})
 
 
 def _check_memory(session: Session, script: str) -> None:

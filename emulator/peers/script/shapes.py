@@ -42,13 +42,18 @@ def on_meta(one: Any) -> Any:
         return whole.as_strided(one.size(), one.stride(), one.storage_offset())
 
 
+def depends_on_values(func: Any) -> EmulationError:
+    """Return the error for an operator whose result has a size that depends on values."""
+    return EmulationError(
+        f"{func} can't be emulated: its result is as long as values say, which emulated tensors don't have"
+    )
+
+
 def on_host(func: Any, plain: list[Any], spec: Any, error: Exception) -> Any:
     """Return the result where torch has no meta kernel: that of the host's kernel, for zeros. Raises EmulationError if
     there is none either, or if the result's size depends on values."""
     if torch.Tag.dynamic_output_shape in func.tags:
-        raise EmulationError(
-            f"{func} can't be emulated: its result is as long as values say, which emulated tensors don't have"
-        ) from None
+        raise depends_on_values(func) from None
     zeros = [torch.zeros_like(one, device="cpu") if isinstance(one, torch.Tensor) else one for one in plain]
     args, kwargs = tree_unflatten(zeros, spec)
     if "device" in kwargs:

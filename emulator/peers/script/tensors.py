@@ -78,6 +78,34 @@ class DeviceTensor(_Tensor):
         return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad, known)
 
 
+@functools.cache
+def _combined(cls: Any) -> Any:
+    """Return the class of a package's tensors that are the device's, too."""
+    return type(cls)(cls.__name__, (cls, DeviceTensor), {"__module__": cls.__module__})
+
+
+def _making(make: Any) -> Any:
+    """Return Tensor._make_subclass also for tensors without values."""
+
+    def made(cls: Any, data: torch.Tensor, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+        if not isinstance(data, DeviceTensor) or cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            made_here: torch.Tensor = make(cls, data, requires_grad, **kwargs)
+            return made_here
+        tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+            cls if issubclass(cls, DeviceTensor) else _combined(cls),
+            data.size(),
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            device=data.device,
+        )
+        torch._functionalize_unsafe_set(tensor, data)
+        tensor.requires_grad_(requires_grad)
+        return tensor
+
+    return staticmethod(made)
+
+
 _map_locations: list[Any] = []
 """Arguments `map_location` of the running calls of torch.load."""
 
@@ -112,6 +140,7 @@ def _loading(load: Any) -> Any:
 
 
 def install() -> None:
-    """Let torch.load read what torch.save wrote."""
+    """Let torch.load read what torch.save wrote, and packages make tensors of classes of their own."""
+    torch.Tensor._make_subclass = _making(torch.Tensor._make_subclass)  # type: ignore[method-assign]
     torch.serialization.add_safe_globals([_remake])
     torch.load = torch.serialization.load = _loading(torch.load)

@@ -182,3 +182,23 @@ def test_graphs(tmp_path):
         kernels_s = sum(seconds for part, seconds in graphs["parts"].items() if part != "waiting for the host")
         assert default["parts"]["waiting for the host"] > kernels_s > 5 * graphs["parts"]["waiting for the host"]
         assert graphs["parts"]["matrix products"] == pytest.approx(default["parts"]["matrix products"])
+
+
+def test_what_is_never_called(tmp_path):
+    """A package that compiles a function at import leaves three iterations and the memory's limit as they are."""
+    text = """
+    import torch
+
+    @torch.compile
+    def unused():
+        raise AssertionError
+
+    weight = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(9):
+        weight.sum().backward()
+        optimizer.step()
+        assert step < 3
+    """
+    outcome = play(tmp_path, text)
+    assert "result" in outcome and not outcome["result"]["notes"], outcome

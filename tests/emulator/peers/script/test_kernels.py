@@ -73,6 +73,34 @@ def test_products_in_eight_bits(tmp_path):
     assert seconds[1:] == pytest.approx([seconds[0] / 2] * 2, rel=0.05)
 
 
+PRECISIONS = {
+    "torch.set_float32_matmul_precision('high')": True,
+    "torch.backends.cuda.matmul.allow_tf32 = True": True,
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": True,
+    "torch.backends.fp32_precision = 'tf32'": True,
+    "torch.backends.fp32_precision = 'ieee'": False,
+    "torch.backends.cudnn.conv.fp32_precision = 'ieee'": False,
+}
+
+
+@pytest.mark.parametrize("choice", PRECISIONS)
+def test_tf32(tmp_path, choice):
+    """A script chooses TF32 in torch's old way or in its new one."""
+    text = """
+    import torch
+    CHOICE
+    weight = torch.nn.Parameter(torch.zeros(4096, 4096, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for step in range(3):
+        (weight @ weight).sum().backward()
+        optimizer.step()
+    """
+    outcome = play(tmp_path, text.replace("CHOICE", choice))
+    assert "result" in outcome, outcome
+    seconds = 3 * 2 * 4096**3 / (495e12 if PRECISIONS[choice] else 67e12)
+    assert outcome["result"]["parts"]["matrix products"] == pytest.approx(seconds, rel=0.5)
+
+
 def test_operators_of_packages(tmp_path):
     """A note names operators that are not torch's."""
     text = """
@@ -101,3 +129,44 @@ def test_comparisons(tmp_path):
     """
     outcome = play(tmp_path, text)
     assert "result" in outcome, outcome
+
+
+def test_quantized_weights(tmp_path):
+    """A package's class of parameters keeps its class, its attributes and its memory; a product of four-bit weights
+    takes the time of the product and of writing them in the input's dtype."""
+    text = """
+    import copy, torch
+
+    class Packed(torch.nn.Parameter):
+        def __new__(cls, data, is_packed=False):
+            made = torch.Tensor._make_subclass(cls, data, False)
+            made.is_packed = is_packed
+            return made
+
+        def to(self, *arguments, **options):
+            if not self.is_packed:
+                self.data, self.is_packed = torch.empty(self.numel() // 2, 1, dtype=torch.uint8, device="cuda"), True
+            return self
+
+    torch.library.define("bitsandbytes::gemm_4bit", "(Tensor left, Tensor right, int width) -> Tensor")
+    fake = lambda left, right, width: left.new_empty(left.size(0), width)
+    torch.library.register_fake("bitsandbytes::gemm_4bit", fake)
+    layer = torch.nn.Linear(8192, 8192, bias=False)
+    layer.weight = Packed(layer.weight.data)
+    other = torch.nn.Linear(64, 64)
+    before = torch.cuda.memory_allocated()
+    torch.nn.Sequential(layer, other).to("cuda")
+    assert isinstance(layer.weight, Packed) and isinstance(layer.weight, torch.nn.Parameter) and layer.weight.is_packed
+    assert layer.weight.is_cuda and other.weight.is_cuda and list(dict(layer.named_parameters())) == ["weight"]
+    assert 8192 * 8192 / 2 <= torch.cuda.memory_allocated() - before < 8192 * 8192 / 2 + (1 << 16)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    left = torch.zeros(4096, 8192, device="cuda", dtype=torch.bfloat16)
+    for step in range(3):
+        torch.ops.bitsandbytes.gemm_4bit(left, layer.weight, 8192)
+        other(torch.zeros(64, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    """
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+    plain = 2 * 4096 * 8192 * 8192 / 989e12
+    assert 1.05 * plain < outcome["result"]["parts"]["matrix products"] < 2 * plain

@@ -36,6 +36,15 @@ START = {
 }
 
 
+def test_other_launchers(tmp_path, monkeypatch):
+    program = tmp_path / "deepspeed"
+    program.write_text("#!/usr/bin/env python3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="deepspeed train.py: expected torchrun"):
+        read_command(["deepspeed", "train.py"], per_node=8)
+
+
 @pytest.mark.parametrize("start", START)
 def test_programs_of_packages(tmp_path, monkeypatch, start):
     """A program on the path is run if it is a script for Python, as are those that pip installs."""

@@ -311,6 +311,13 @@ REFUSED = {
         "torch.ops.other.gemm_4bit(left)\n",
         "other.gemm_4bit.default can't be emulated: there is no cost of this matrix product",
     ),
+    "package": (
+        "import torch\ntorch.library.define('other::nms', '(Tensor boxes) -> Tensor')\n"
+        "size = lambda boxes: boxes.new_empty(torch.library.get_ctx().new_dynamic_size())\n"
+        "torch.library.register_fake('other::nms', size)\n"
+        "torch.ops.other.nms(torch.zeros(9, 4, device='cuda'))\n",
+        "other.nms.default can't be emulated: its result is as long as values say",
+    ),
     "narrow": (
         "import torch\nleft, one = torch.zeros(64, 64, device='cuda').to(torch.float8_e5m2), torch.ones(1).cuda()\n"
         "torch._scaled_mm(left, left.t(), one, one)\n",

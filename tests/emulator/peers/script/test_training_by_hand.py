@@ -155,6 +155,7 @@ def test_compiled_modules(tmp_path):
     assert copy.deepcopy(model)._orig_mod.weight.is_cuda
     plain.compile()
     copy.deepcopy(plain)
+    torch.compile(lambda: 1)  # never called
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(5):
         model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
