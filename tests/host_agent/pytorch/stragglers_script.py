@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,8 +42,7 @@ class Batches:
 
 def stop() -> None:
     """This process and those that it has started, until `wake`."""
-    tasks = Path("/proc/self/task").iterdir()
-    others = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    others = [child.pid for child in psutil.Process().children()]
     STOPPED.with_suffix(".new").write_text(json.dumps([*others, os.getpid()]))
     STOPPED.with_suffix(".new").rename(STOPPED)
     for pid in (*others, os.getpid()):
