@@ -200,8 +200,8 @@ class Transformer(Ranged):
         mlp = (3 if self.gated else 2) * h * f * (self.experts_per_token + self.shared_experts)
         scores = 2 * self.query_width + self.heads * self.rotary_size
         windowed = sum(map(self.is_windowed, range(self.layers)))
-        pairs_in = (attended(sequence, window, self.causal) for window in (0, self.window))
-        seen = sum(layers * pairs for layers, pairs in zip((self.layers - windowed, windowed), pairs_in, strict=True))
+        full, within = (attended(sequence, window, self.causal) for window in (0, self.window))
+        seen = (self.layers - windowed) * full + windowed * within
         pairs = seen if skips_future else self.layers * sequence**2
         layers = self.layers * 2.0 * sequence * (self.projections + mlp) + 2.0 * pairs * scores
         return 3.0 * (layers + 2.0 * sequence * h * self.vocabulary)

@@ -199,14 +199,15 @@ class Costs:
         """Return the operator's duration in compiled code: operands of a GEMM with unaligned rows are copied to aligned
         ones if that is faster (torch/_inductor/fx_passes/pad_mm.py)."""
         alone = self.device_s(operator)
-        if operator.base not in _MATRICES:
-            return alone
-        copied = 2.0 * sum(
-            one.bytes
-            for one in operator.inputs[_MATRICES[operator.base] :][:2]
+        unaligned = [
+            one
+            for one in (_operands(operator) if operator.base in _MATRICES else ())
             if kernels.alignment(_row_steps(one)) * one.element_bytes < kernels.ALIGNED_BYTES
-        )
-        return min(alone, _matrix(self, operator, aligned=True) + self._moved_s(copied))
+        ]
+        if not unaligned:
+            return alone
+        copied_s = self._moved_s(2.0 * sum(one.bytes for one in unaligned))
+        return min(alone, _matrix(self, operator, aligned=True) + copied_s)
 
     def _moved_s(self, bytes: float) -> float:
         """Duration of moving bytes by an element-wise kernel."""
@@ -237,9 +238,11 @@ class Costs:
         batch, heads, length, head = query.size
         flops = self._accelerator.flops
         precision = next(one for one in (_PRECISIONS.get(query.dtype, "fp32"), "fp16", "fp32") if one in flops)
-        is_causal = bool(operator.options.get("is_causal"))
-        computed = operator.options["share"] if operator.base in _FLEX else 0.5 if is_causal else 1.0
-        name = "flex" if operator.base in _FLEX else self._attention_kernel(operator, precision)
+        if operator.base.startswith("flex"):
+            name, is_causal, computed = "flex", False, operator.options["share"]
+        else:
+            name, is_causal = self._attention_kernel(operator, precision), bool(operator.options.get("is_causal"))
+            computed = 0.5 if is_causal else 1.0
         kernel = attention_kernel(name, self._accelerator)
         rate = kernel.rates(self._accelerator, name, precision, length, head, is_causal=is_causal)[backward]
         work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) * computed
@@ -251,8 +254,13 @@ class Costs:
         return "efficient" if "efficient" in operator.base and chosen == "sdpa" else chosen
 
 
-_ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_efficient", "flex")
-_FLEX = ("flex_attention", "flex_attention_backward")
+_ATTENTION = {
+    f"{one}_attention{way}": way == "_backward"
+    for one in ("_scaled_dot_product_flash", "_scaled_dot_product_efficient", "flex")
+    for way in ("", "_backward")
+}
+"""Kernels that keep scores on chip, and whether they are of the backward pass."""
+
 _REDUCED = ("reductions", "normalization", "softmax and loss")
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
@@ -286,8 +294,12 @@ _MATRICES = {
 """Dense GEMMs, and the first of their two operands among the inputs."""
 
 
+def _operands(operator: Operator) -> tuple[TensorShape, ...]:
+    return operator.inputs[_MATRICES[operator.base] :][:2]
+
+
 def _matrix(self: Costs, operator: Operator, *, aligned: bool = False) -> float:
-    left, right = operator.inputs[_MATRICES[operator.base] :][:2]
+    left, right = _operands(operator)
     (m, k), n = left.size[-2:], right.size[-1]
     batch = math.prod(left.size[:-2])
     steps = () if aligned else (*_row_steps(left), *_row_steps(right))
@@ -321,7 +333,7 @@ def _linear(self: Costs, operator: Operator, dequantizes: bool = False) -> float
     n, k = out.size[-1], left.size[-1]
     written = n * k * (left.element_bytes + 0.5) if dequantizes else 0.0
     product = self.product(out.elements // n, n, k, 1, left.dtype, operator.tf32[0])
-    return float(product + written / (self._accelerator.memory_bytes_per_s * self._default.share))
+    return product + self._moved_s(written)
 
 
 def _convolution(self: Costs, operator: Operator) -> float:
@@ -362,13 +374,12 @@ def _recurrent(self: Costs, operator: Operator) -> float:
 
 _TITLES = {
     "matrix products": (
-        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation"),
-        *("_grouped_mm", "_scaled_mm", "_int_mm", "_scaled_grouped_mm"),
+        *(*_MATRICES, "_grouped_mm", "_scaled_grouped_mm"),
         *("bitsandbytes.gemm_4bit", "bitsandbytes.int8_scaled_mm", "bitsandbytes.int8_linear_matmul"),
     ),
     "convolutions": ("convolution", "convolution_backward"),
     "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
-    "attention": tuple(f"{one}_attention{way}" for one in _ATTENTION for way in ("", "_backward")),
+    "attention": tuple(_ATTENTION),
 }
 
 _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
@@ -382,9 +393,5 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "convolution_backward": _convolution_backward,
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent,
-    **{
-        f"{one}_attention{way}": partial(Costs.attention, backward=bool(way))
-        for one in _ATTENTION
-        for way in ("", "_backward")
-    },
+    **{name: partial(Costs.attention, backward=is_backward) for name, is_backward in _ATTENTION.items()},
 }
