@@ -20,6 +20,8 @@ QUANTIZED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes per element of the precisions that only linear layers use, including the block scale: one scale for 32 elements
 in MXFP8 (OCP Microscaling Formats, 2023, section 5.2), one for 16 in NVFP4, plus one per tensor (NVIDIA, 2025, arXiv
 2509.25149, section 2)."""
+SCALED_WHOLE, SCALE_BYTES = ("fp8", "nvfp4"), 4.0
+"""Precisions with a scale for the whole tensor, and the bytes of its maximum."""
 
 
 def unquantized(precision: str) -> str:

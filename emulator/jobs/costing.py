@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from emulator.cluster import kernels
-from emulator.cluster.accelerator import Accelerator, Constants
+from emulator.cluster.accelerator import QUANTIZED_BYTES, SCALE_BYTES, SCALED_WHOLE, Accelerator, Constants
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.codecs import Codec
 from emulator.cluster.collectives import cost
@@ -136,6 +136,8 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
         "embedding": transformer.embedding(model, job, code),
         "loss": transformer.head(model, job, code),
     }
+    if model.dense_layers:
+        parts["dense"] = transformer.mlp(model.dense, job, code)
     parameters = job.trained_parameters(model)
     how = code.implementation
     dispatch = Dispatch.of(model, job, cluster)
@@ -167,6 +169,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
         kernel = attention_kernel(name, machine.device)
         # In a ring, a kernel sees one rank's part of the keys.
         tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
+        tokens = min(tokens, job.document_tokens(model))
         rates, window_rates = (
             kernel.rates(machine.device, name, job.precision, tokens, head, window, model.causal)
             for window in (0, model.window)
@@ -245,20 +248,27 @@ def _step(
 
 
 def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: GroupLayout, machine: Machine) -> Cost:
+    """Return the exposed tensor-parallel communication of a part, in one direction. Operands of linear layers are
+    quantized before they are gathered, where they have one scale after an all-reduce of their maximum
+    (TransformerEngine, pytorch/module/layernorm_linear.py; torchao, float8_tensor_parallel.py); the tokens that ranks
+    with parts of the same experts gather are not."""
     size_bytes = part.reduce_bytes
     if not size_bytes:
         return FREE
     if not job.sequence_parallel:
         return cost(cluster, "all_reduce", size_bytes, tensor)
     scatter = cost(cluster, "reduce_scatter", size_bytes, tensor)
-    both = scatter.plus(cost(cluster, "all_gather", size_bytes, tensor))
+    is_quantized = job.precision in QUANTIZED_BYTES and not part.exchange_bytes
+    narrow = QUANTIZED_BYTES[job.precision] / job.element_bytes if is_quantized else 1.0
+    both = scatter.plus(cost(cluster, "all_gather", narrow * size_bytes, tensor))
+    scale = cost(cluster, "all_reduce", SCALE_BYTES, tensor) if is_quantized and job.precision in SCALED_WHOLE else FREE
     if not job.async_tp:
-        return both
+        return both.plus(scale)
     # In as many pieces as ranks; the transfer of a piece overlaps with the next piece's GEMM (Wang et al., ASPLOS
     # 2023).
     products = part.forward[(part.forward[:, 1] > 0) & (part.forward[:, 5] == 0)]
     hidden_s = min(both.seconds, machine.seconds(products)) * (1 - 1 / job.tp)
-    return Cost(both.seconds - hidden_s)
+    return Cost(both.seconds - hidden_s + scale.seconds)
 
 
 def _context(

@@ -61,7 +61,8 @@ class Emulation:
         computes their gradients."""
         job, model = self.plan.job, self.plan.model
         skips = isinstance(model, Transformer) and job.flash(model)
-        flops = model.flops_per_sample(job.sample_tokens(model), skips) * job.global_batch
+        row = job.document_tokens(model)
+        flops = model.flops_per_sample(row, skips) * job.global_batch * job.sample_tokens(model) / row
         flops *= 2 / 3 if job.lora else 1.0
         return flops / self.iteration_s / (job.gpus * self.plan.cluster.device.peak(job.precision))
 

@@ -129,6 +129,8 @@ def _unlike(model: Transformer, job: Job, cluster: Cluster) -> str:
         return f"all-reduce {job.allreduce}"
     if job.lora:
         return "LoRA"
+    if job.document:
+        return "documents packed into samples"
     if not job.master_weights:
         return "training without master weights"
     if job.precision == "nvfp4":

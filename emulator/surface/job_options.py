@@ -17,6 +17,7 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--batch", "job.batch", int, "Global batch: samples of all ranks in an iteration."),
         ("--micro-batch", "job.micro_batch", int, "Samples in a micro-batch."),
         ("--sequence", "job.sequence", int, "Tokens in a sample."),
+        ("--document", "job.document", int, "Tokens of a document, where several are packed into a sample."),
         (
             "--precision",
             "job.precision",
@@ -217,6 +218,7 @@ DEFAULTS = {
     "batch": "a micro-batch a rank; in pipelines 4 for each stage; 8192 tokens a GPU where the split is chosen",
     "micro-batch": "chosen: fast, and fits into memory",
     "sequence": "the model's",
+    "document": "a sample is one document",
     "schedule": "1f1b",
     "virtual-stages": "1 (or chosen with the split)",
     "recompute": "chosen: as little as fits",

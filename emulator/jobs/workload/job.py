@@ -85,6 +85,9 @@ class Job(Ranged):
     recompute_every: int = number(Range(1, LAYERS.most), 1)
     """With `recompute` full, every n-th layer of a stage is checkpointed, the others save their activations
     (torchtitan's selective_ac_option N: torchtitan/distributed/activation_checkpoint.py)."""
+    document: int = number(Range(0, 100_000_000), 0)
+    """Tokens of a document, of which several are packed into a sample; attention sees its own document only. 0: a
+    sample is one document."""
     lora: int = number(Range(0, 100_000), 0)
     """Rank of LoRA adapters that are trained instead of the weights (Hu et al., 2021); 0: all weights are trained."""
     lora_targets: str = "qkv"
@@ -255,6 +258,11 @@ class Job(Ranged):
         """Return the tokens of a whole sample; 1 for models without a sequence length."""
         return (self.sequence or model.sequence) if isinstance(model, Transformer) else 1
 
+    def document_tokens(self, model: Model) -> int:
+        """Return the tokens that attention can see: those of a document, or of the sample."""
+        whole = self.sample_tokens(model)
+        return min(self.document or whole, whole)
+
     def tokens(self, model: Model) -> int:
         """Return the tokens of a sample on one rank: context-parallel ranks divide them."""
         return self.sample_tokens(model) // self.cp
@@ -280,14 +288,18 @@ class Job(Ranged):
         return sum(self.piece_layers(model, stage))
 
     def parts(self, model: Transformer, stage: int) -> list[str]:
-        """Return the names of the parts of `stage` in forward order. "window": sliding-window attention."""
+        """Return the names of the parts of `stage` in forward order. "window": sliding-window attention; "dense": the
+        MLP of a layer without experts, in a model that has some."""
         first = ["embedding"] if stage == 0 else []
         last = ["loss"] if stage == self.pp - 1 else []
         numbers = [layer for piece in self.pieces(model, stage) for layer in piece]
         layers = [
             part + ("" if self.checkpoints(number) else KEPT)
             for number, layer in enumerate(numbers)
-            for part in ("window" if model.is_windowed(layer) else "attention", "mlp")
+            for part in (
+                "window" if model.is_windowed(layer) else "attention",
+                "dense" if model.is_dense(layer) else "mlp",
+            )
         ]
         return [*first, *layers, *last]
 
@@ -303,6 +315,7 @@ class Job(Ranged):
             "attention": model.attention_parameters / self.tp,
             "window": model.attention_parameters / self.tp,
             "mlp": (model.mlp_parameters - model.routed_parameters) / self.tp + self.expert_parameters(model),
+            "dense": model.dense_parameters / self.tp,
             "embedding": model.embedding_parameters / self.tp,
             "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,
         }
@@ -324,12 +337,15 @@ class Job(Ranged):
         return {**dict.fromkeys(whole, 0.0), **self.adapter_parameters(model)} if self.lora else whole
 
     def expert_parameters(self, model: Transformer) -> float:
-        """Return the routed expert parameters of one rank in a layer."""
+        """Return the routed expert parameters of one rank in a layer that is not dense."""
         return model.routed_parameters / (self.ep * self.expert_tp)
 
     def stage_expert_parameters(self, model: Transformer, stage: int) -> float:
         """Return the expert parameters of one rank of `stage`; 0 without experts."""
-        return self.layers(model, stage) * self.expert_parameters(model) if model.experts > 1 else 0.0
+        if model.experts == 1:
+            return 0.0
+        layers = sum(not model.is_dense(layer) for piece in self.pieces(model, stage) for layer in piece)
+        return layers * self.expert_parameters(model)
 
     def sharded(self, dense: float, experts: float) -> float:
         """Return one rank's share of these parameters (or their gradients or optimizer states) when sharded by ZeRO:
@@ -433,6 +449,11 @@ class Job(Ranged):
             counted = {"the embedding": self.counts_embedding, "the loss": self.counts_loss}
             besides = "".join(f" and {name}" for name, is_counted in counted.items() if is_counted)
             raise ConfigError(f"{model.name}'s {model.layers} layers{besides} can't be split into {pieces} {what}")
+        if self.document and self.cp > 1:
+            raise ConfigError(
+                f"documents of {self.document} tokens in a sample give cp {self.cp} ranks unequal shares of attention, "
+                "which are not modelled; take cp 1"
+            )
         if self.sample_tokens(model) % self.cp:
             raise ConfigError(f"{self.sample_tokens(model)} tokens can't be split over cp {self.cp}")
         if self.cp_exchange == "all-to-all" and (model.heads // self.tp) % self.cp:

@@ -55,9 +55,12 @@ class Transformer(Ranged):
     shared_experts: int = number(Range(0, 10_000), 0)
     """Experts that process every token, in addition to the routed ones."""
     dense_layers: int = number(Range(0, LAYERS.most), 0)
-    """Number of layers without experts, with an MLP of `dense_ffn`. They are costed like the others: in the models that
-    have any, a token passes equally many weights in both."""
+    """Number of layers without experts, with an MLP of `dense_ffn`. Their activations count as much memory as those of
+    the others: in the models that have any, a token passes equally many weights in both."""
     dense_ffn: int = number(WIDTH_OR_0, 0)
+    expert_every: int = number(Range(0, LAYERS.most), 0)
+    """With `dense_layers`, every n-th layer has experts (`interleave_moe_layer_step` in Llama 4's config.json); 0: all
+    but the first `dense_layers` (`first_k_dense_replace` in DeepSeek's)."""
     causal: bool = True
     """Whether a query attends to the tokens before it only; false for encoders, such as BERT and ViT."""
     window: int = number(Range(0, 100_000_000), 0)
@@ -103,6 +106,13 @@ class Transformer(Ranged):
             )
         if self.dense_layers > self.layers or bool(self.dense_layers) != bool(self.dense_ffn):
             raise ConfigError(f"dense_layers ({self.dense_layers}) and dense_ffn ({self.dense_ffn}) go together")
+        if self.dense_layers and self.experts == 1:
+            raise ConfigError(f"dense_layers ({self.dense_layers}) need experts, and this model has none")
+        if self.expert_every and self.dense_layers != self.layers - self.layers // self.expert_every:
+            raise ConfigError(
+                f"with expert_every {self.expert_every}, {self.layers} layers have "
+                f"{self.layers - self.layers // self.expert_every} dense ones, but dense_layers is {self.dense_layers}"
+            )
         if self.full_every and not self.window:
             raise ConfigError(
                 f"full_every ({self.full_every}) says which layers have no sliding window; expected a window"
@@ -135,6 +145,25 @@ class Transformer(Ranged):
         """Return whether `layer`, from 0, uses sliding-window attention."""
         return self.window > 0 and not (self.full_every and (layer + 1) % self.full_every == 0)
 
+    def is_dense(self, layer: int) -> bool:
+        """Return whether `layer`, from 0, of a model with experts has none."""
+        return (layer + 1) % self.expert_every > 0 if self.expert_every else layer < self.dense_layers
+
+    @property
+    def dense(self) -> Transformer:
+        """The model if all layers were dense, as `dense_layers` are."""
+        return replace(
+            self,
+            ffn=self.dense_ffn,
+            experts=1,
+            experts_per_token=1,
+            expert_nodes=0,
+            shared_experts=0,
+            dense_layers=0,
+            dense_ffn=0,
+            expert_every=0,
+        )
+
     @property
     def query_width(self) -> int:
         """Width of all queries without the rotary part, and of the attention output."""
@@ -165,16 +194,19 @@ class Transformer(Ranged):
         return (3 if self.gated else 2) * self.hidden * width + (width + self.hidden if self.biases else 0)
 
     @property
-    def routed_parameters(self) -> float:
-        """Routed expert parameters of an average layer, including the router."""
-        routed = self._mlp(self.width) * self.experts + (self.hidden * self.experts if self.experts > 1 else 0)
-        return routed * (self.layers - self.dense_layers) / self.layers
+    def routed_parameters(self) -> int:
+        """Routed expert parameters of a layer that is not dense, including the router."""
+        return self._mlp(self.width) * self.experts + (self.hidden * self.experts if self.experts > 1 else 0)
 
     @property
-    def mlp_parameters(self) -> float:
-        """MLP parameters of an average layer: all experts and their router, or the MLP of a dense layer."""
-        shared = self.shared_experts * self._mlp(self.width) * (self.layers - self.dense_layers)
-        return self.routed_parameters + (shared + self.dense_layers * self._mlp(self.dense_ffn)) / self.layers
+    def mlp_parameters(self) -> int:
+        """MLP parameters of a layer that is not dense: all experts and their router."""
+        return self.routed_parameters + self.shared_experts * self._mlp(self.width)
+
+    @property
+    def dense_parameters(self) -> int:
+        """MLP parameters of a dense layer."""
+        return self._mlp(self.dense_ffn)
 
     @property
     def embedding_parameters(self) -> int:
@@ -189,6 +221,7 @@ class Transformer(Ranged):
     @property
     def parameters(self) -> int:
         layers = self.layers * (self.attention_parameters + self.mlp_parameters)
+        layers += self.dense_layers * (self.dense_parameters - self.mlp_parameters)
         whole = layers + self.embedding_parameters + self.head_parameters + (2 if self.biases else 1) * self.hidden
         return round(whole)
 

@@ -177,7 +177,8 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
     out, out_back = _products(h, tokens, q / t, 1, job, code, **kind)
     if job.flash(model):
         forward_flops, backward_flops = code.window_flops if window else code.attention_flops
-        seen = attended(whole_s, window, model.causal) / whole_s  # average keys per query
+        row = job.document_tokens(model)
+        seen = attended(row, window, model.causal) / row  # average keys per query
         core = [at_rate(forward_flops, s, seen, 2 * head, heads)]
         core_back = [at_rate(backward_flops, s, seen, 5 * head, heads)]
         if model.head % HEAD_MULTIPLE:
@@ -235,7 +236,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     whole = tokens * h / (t if job.sequence_parallel else 1)
     has_experts = model.experts > 1
     sharing = job.expert_tp if has_experts else t
-    local = model.experts / job.ep
+    local = model.experts / job.ep if has_experts else 1.0
     inner = tokens * sharing / t * model.experts_per_token
     ways = 2 if model.gated else 1
     kind: dict[str, bool] = {"has_bias": model.biases, "has_adapter": job.lora_targets == "all"}

@@ -7,7 +7,7 @@ collectives wherever there is tensor parallelism, fused attention, no recomputat
 
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
-from emulator.lab.validation import bridge, predicted
+from emulator.lab.validation import bridge, dgx_cloud, predicted
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row, job_fields
 from emulator.lab.validation.rows import published as read
@@ -50,12 +50,13 @@ def rows(published: list[Published]) -> list[Row]:
 
 
 def groups() -> list[tuple[str, list[Row]]]:
-    """Rows by publication; torchtitan's context-parallel rows are a separate group."""
+    """Rows by publication, NVIDIA's also by kind of model and accelerator; torchtitan's context-parallel rows are a
+    separate group."""
     titan = torchtitan()
     shared = [one for one in titan if one[1].job.cp > 1]
     return [
         ("torchtitan, Llama 3.1 on H100", rows([one for one in titan if one not in shared])),
         ("torchtitan, context-parallel", rows(shared)),
         ("NeMo 24.09, fp8 on H100", rows(nemo())),
-        *((name, rows(published)) for name, published in bridge.groups()),
+        *((name, rows(published)) for name, published in [*bridge.groups(), *dgx_cloud.groups()]),
     ]

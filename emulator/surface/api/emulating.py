@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     counts_loss: bool
     recompute: str
     recompute_every: int
+    document: int
     lora: int
     lora_targets: str
     precision: str

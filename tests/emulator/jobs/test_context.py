@@ -80,6 +80,17 @@ def test_exchanges_behind_products():
     assert replayed_s(made[1]) < replayed_s(made[0])
 
 
+@pytest.mark.parametrize(("precision", "share", "scales"), [("bf16", 1, 0), ("fp8", 1 / 2, 1), ("mxfp8", 33 / 64, 0)])
+def test_operands_are_quantized_before_they_are_gathered(precision, share, scales):
+    """Of 2 bytes an element, half is gathered in fp8, after the maximum of all ranks; results are scattered whole."""
+    cluster, group = clusters.load("b200-dgx"), place(8, 1, 8)
+    job = Job(gpus=8, tp=8, batch=1, sequence_parallel=True, precision=precision, implementation="megatron-core")
+    mlp = next(step for step in plan(GPT, job, cluster).stages[0].steps if step.name == "mlp")
+    whole = 2 * 8192 * 1024
+    parts = [("reduce_scatter", whole), ("all_gather", share * whole), *[("all_reduce", 4)] * scales]
+    assert mlp.reduce.seconds == pytest.approx(sum(cost(cluster, *part, group).seconds for part in parts))
+
+
 @pytest.mark.parametrize(("fields", "message"), [
     ({"gpus": 8, "cp": 3}, "can't be split into 3 context-parallel"),
     ({"gpus": 8, "pp": 2, "cp": 2, "schedule": "axonn", "batch": 8}, "message-driven"),
