@@ -230,7 +230,7 @@ def _step(
         backward_flops=kernels.flops(part.backward),
         parameters=parameters,
         expert_parameters=expert_parameters,
-        reduce=_reduce(part, job, cluster, tensor, machine),
+        reduce=_reduce(part, job, cluster, tensor, machine, how),
         reduce_bytes=part.reduce_bytes,
         exchange=dispatch.cost(cluster, part) if part.exchange_bytes else FREE,
         exchange_bytes=part.exchange_bytes,
@@ -247,7 +247,9 @@ def _step(
     )
 
 
-def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: GroupLayout, machine: Machine) -> Cost:
+def _reduce(
+    part: transformer.Segment, job: Job, cluster: Cluster, tensor: GroupLayout, machine: Machine, how: Implementation
+) -> Cost:
     """Return the exposed tensor-parallel communication of a part, in one direction. Operands of linear layers are
     quantized before they are gathered, where they have one scale after an all-reduce of their maximum
     (TransformerEngine, pytorch/module/layernorm_linear.py; torchao, float8_tensor_parallel.py); the tokens that ranks
@@ -267,7 +269,7 @@ def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: Group
     # In as many pieces as ranks; the transfer of a piece overlaps with the next piece's GEMM (Wang et al., ASPLOS
     # 2023).
     products = part.forward[(part.forward[:, 1] > 0) & (part.forward[:, 5] == 0)]
-    hidden_s = min(both.seconds, machine.seconds(products)) * (1 - 1 / job.tp)
+    hidden_s = min(both.seconds, machine.seconds(products)) * (1 - 1 / job.tp) * how.async_share
     return Cost(both.seconds - hidden_s + scale.seconds)
 
 

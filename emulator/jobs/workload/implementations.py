@@ -76,6 +76,11 @@ class Implementation:
     """Elements moved per output element of a linear layer with a bias."""
     optimizer_bytes: dict[str, float]
     """Memory traffic of an optimizer step per parameter, by optimizer."""
+    gathered: Sweeps = ()
+    """Copies after gathering tokens of several samples over tensor-parallel ranks, and before scattering them, where
+    samples come first in memory: per element of all tokens."""
+    async_share: float = 1.0
+    """Share of a tensor-parallel transfer, but for its first piece, that asynchronous tensor parallelism hides."""
     context_gradient_bytes: int = 2
     """Bytes per key or value gradient that a context-parallel ring sends."""
     context_hides: str = "all"

@@ -37,7 +37,7 @@ class Code:
     """Kernels in fp8 that quantize the input of an expert's GEMM."""
 
 
-def _sweeps(kernels: Sweeps, elements: float, element: int, launches: float = 0.0) -> list[tuple[float, ...]]:
+def _sweeps(kernels: Sweeps, elements: float, element: float, launches: float = 0.0) -> list[tuple[float, ...]]:
     """Return rows of kernels over an activation, or of `launches` kernels each over parts of it."""
     return [memory((element * read_or_written + masks) * elements, launches) for read_or_written, masks in kernels]
 
@@ -213,10 +213,11 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
         core = [*handed, *core, *_sweeps(how.merged, split, e) * (job.cp - 1)]
         core_back += _sweeps(how.merged_back, split, e) * job.cp
         core_back += _sweeps(how.merged_keys_back, 2 * tokens * keys / t, e) * job.cp
-    forward = [*_sweeps(how.norm, whole, e), *qkv, *core, *_sweeps(how.context, split, e), *out]
+    gathered, scattered = _copied(model, job, how)
+    forward = [*_sweeps(how.norm, whole, e), *gathered, *qkv, *core, *_sweeps(how.context, split, e), *out, *scattered]
     forward += _sweeps(how.residual, whole, e)
-    backward = [*_sweeps(how.residual_back, whole, e), *out_back, *_sweeps(how.context_back, split, e), *core_back]
-    backward += [*_sweeps(how.joined_back, tokens * (q + 2 * k) / t, e), *qkv_back]
+    backward = [*_sweeps(how.residual_back, whole, e), *gathered, *out_back, *_sweeps(how.context_back, split, e)]
+    backward += [*core_back, *_sweeps(how.joined_back, tokens * (q + 2 * k) / t, e), *qkv_back, *scattered]
     backward += _sweeps(how.norm_back, whole, e)
     reduced = e * tokens * h if t > 1 else 0.0
     context = _context_bytes(tokens * q / t, tokens * keys / t, job, code) if job.cp > 1 else (0.0, 0.0)
@@ -249,7 +250,8 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     if model.clamped and how.clamped:
         each = _sweeps(how.clamped, inner * f / sharing, e)
         active = [memory(_rows(*each)[:, 4].sum(), len(each)), *active]
-    forward, again = [*norm, *up, *active], _rows(*norm, *active)
+    gathered, scattered = _copied(model, job, how)
+    forward, again = [*norm, *gathered, *up, *active], _rows(*norm, *active)
     if model.shared_experts:
         shared = model.shared_experts * f
         own_up, own_up_back = _products(ways * shared / t, tokens, h, 1, job, code)
@@ -257,10 +259,11 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
         up_back = (*up_back, *own_down_back, *own_up_back)
         forward = [*forward, *own_up, *own_down]
     needed = len(forward)
-    forward += [*down, *_sweeps(how.residual, whole, e)]
+    forward += [*down, *scattered, *_sweeps(how.residual, whole, e)]
     unneeded = 0 if has_experts else len(forward) - needed
-    backward = [*_sweeps(how.residual_back, whole, e), *down_back, *_sweeps(middle_back, inner * f / sharing, e)]
-    backward += [*up_back, *_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
+    backward = [*_sweeps(how.residual_back, whole, e), *gathered, *down_back]
+    backward += [*_sweeps(middle_back, inner * f / sharing, e), *up_back, *scattered]
+    backward += [*_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
     reduced = e * tokens * h if t > 1 else 0.0
     if not has_experts:
         return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), again, unneeded, reduced)
@@ -282,6 +285,16 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     kernels = _rows(*forward), _rows(*backward), _rows(), again
     captured = len(how.norm) + len(routing) + len(small), len(how.norm_back) + len(routing_back) + len(small_back)
     return Segment("mlp", *kernels, unneeded, reduced, exchanged, model.experts_per_token, loops, captured)
+
+
+def _copied(model: Transformer, job: Job, how: Implementation) -> tuple[list[tuple[float, ...]], ...]:
+    """Return the copies of all tokens around the collectives of tensor-parallel ranks: of gathered operands, and of
+    results to be scattered. A single sample's tokens come first in memory, and async TP takes them as they are."""
+    if not job.sequence_parallel or job.async_tp or job.micro_batch == 1:
+        return [], []
+    elements, e = job.micro_batch * job.tokens(model) * model.hidden, job.element_bytes
+    narrow = QUANTIZED_BYTES.get(job.precision, e)
+    return _sweeps(how.gathered, elements, narrow), _sweeps(how.gathered, elements, e)
 
 
 def embedding(model: Transformer, job: Job, code: Code) -> Segment:

@@ -7,7 +7,7 @@ collectives wherever there is tensor parallelism, fused attention, no recomputat
 
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
-from emulator.lab.validation import bridge, dgx_cloud, predicted
+from emulator.lab.validation import bridge, dgx_cloud, predicted, torch_fsdp
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row, job_fields
 from emulator.lab.validation.rows import published as read
@@ -57,6 +57,7 @@ def groups() -> list[tuple[str, list[Row]]]:
     return [
         ("torchtitan, Llama 3.1 on H100", rows([one for one in titan if one not in shared])),
         ("torchtitan, context-parallel", rows(shared)),
+        ("FSDP in torch.compile", rows(torch_fsdp.rows())),
         ("NeMo 24.09, fp8 on H100", rows(nemo())),
         *((name, rows(published)) for name, published in [*bridge.groups(), *dgx_cloud.groups()]),
     ]

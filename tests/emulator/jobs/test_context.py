@@ -80,6 +80,20 @@ def test_exchanges_behind_products():
     assert replayed_s(made[1]) < replayed_s(made[0])
 
 
+@pytest.mark.parametrize(("implementation", "micro_batch", "hides", "copies"), [
+    ("compiled", 2, False, 2), ("compiled", 1, False, 0), ("compiled", 2, True, 0), ("megatron", 2, False, 0),
+])  # fmt: skip
+def test_tokens_of_several_samples_are_copied_around_collectives(implementation, micro_batch, hides, copies):
+    """torch's samples come first in memory: what is gathered, and what is to be scattered, is copied once each way."""
+    known = {"gpus": 8, "tp": 8, "batch": 2, "implementation": implementation, "micro_batch": micro_batch}
+    plain, split = (
+        next(step for step in plan(GPT, job, DGX).stages[0].steps if step.name == "mlp")
+        for job in (Job(**known), Job(**known, sequence_parallel=True, async_tp=hides))
+    )
+    assert split.forward_kernels - plain.forward_kernels == copies
+    assert split.backward_kernels - plain.backward_kernels == copies
+
+
 @pytest.mark.parametrize(("precision", "share", "scales"), [("bf16", 1, 0), ("fp8", 1 / 2, 1), ("mxfp8", 33 / 64, 0)])
 def test_operands_are_quantized_before_they_are_gathered(precision, share, scales):
     """Of 2 bytes an element, half is gathered in fp8, after the maximum of all ranks; results are scattered whole."""
