@@ -6,6 +6,7 @@ import itertools
 import torch
 from torch import nn
 
+from host_agent.training.convolutional import DenseNet40, ResNet20
 from switchml.errors import ConfigError
 
 
@@ -56,5 +57,10 @@ def stages_of(net: nn.Module, stages: int) -> list[nn.Module]:
     return [nn.Sequential(*layers[start:end]) for start, end in itertools.pairwise(first)]
 
 
-MODELS: dict[str, type[nn.Module]] = {"cnn": DigitsNet, "mlp": DigitsPerceptron}
+MODELS: dict[str, type[nn.Module]] = {
+    "cnn": DigitsNet,
+    "mlp": DigitsPerceptron,
+    "resnet20": ResNet20,
+    "densenet40": DenseNet40,
+}
 """Models by the name in `worker.TrainingSettings.model`."""

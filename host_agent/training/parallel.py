@@ -55,6 +55,7 @@ class SharedModel:
         with torch.no_grad():
             for mine, whole in zip(self.parameters, copy.parameters(), strict=True):
                 whole.copy_(mine.full_tensor() if isinstance(mine, DTensor) else mine)
+        copy.load_state_dict(dict(self._net.named_buffers()), strict=False)
         return copy
 
 
@@ -86,6 +87,6 @@ class PipelinedModel:
         """The model with all its parameters; all ranks must call this."""
         with torch.no_grad():
             for stage, part in enumerate(self._parts):
-                for parameter in part.parameters():
-                    dist.broadcast(parameter, src=stage * self._groups.replicas)
+                for tensor in (*part.parameters(), *part.buffers()):
+                    dist.broadcast(tensor, src=stage * self._groups.replicas)
         return self._net

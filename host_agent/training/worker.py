@@ -284,6 +284,8 @@ def _accuracy(model: Any, digits: Digits) -> float:
     """The share of test images that the model classifies correctly."""
     import torch
 
+    model.eval()  # batch norms by their running means
     with torch.no_grad():
         guesses = model(torch.from_numpy(digits.test_images)).argmax(dim=1)
+    model.train()
     return float((guesses == torch.from_numpy(digits.test_labels)).float().mean())

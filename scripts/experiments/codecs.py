@@ -1,6 +1,6 @@
 """Train the digits with every codec, at the settings of docs/codecs.md, and compare accuracy and bytes sent.
 
-    python scripts/experiments/codecs.py [CODEC …] [--model mlp] [--ranks 4] [--steps 300] [--json]
+    python scripts/experiments/codecs.py [CODEC …] [--model resnet20] [--ranks 4] [--steps 300] [--json]
 
 Exits with 1 if a codec ends more than a point (--allow) below training without compression.
 """
@@ -17,6 +17,7 @@ import click
 from host_agent.compression.adaptive.policy import is_auto
 from host_agent.pytorch.aggregator import ChildAggregator
 from host_agent.training import runner
+from host_agent.training.model import MODELS
 from host_agent.training.worker import TrainingSettings
 from switchml import codecs, tables
 from switchml.cli.options import option
@@ -66,14 +67,24 @@ def run(settings: TrainingSettings, aggregator: ChildAggregator) -> dict:
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CODEC …]")
 @click.option(
-    "--model", type=click.Choice(["cnn", "mlp"]), default="cnn", show_default=True, help="Convolutions or not."
+    "--model", type=click.Choice(list(MODELS)), default="cnn", show_default=True, help="The network that is trained."
 )
 @option("--ranks", "workers", default=4, show_default=True)
 @click.option("--steps", default=300, show_default=True)
+@click.option("--batch", default=32, show_default=True, help="Images of a rank in a step.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--allow", "points", default=1.0, show_default=True, help="Points of accuracy that codecs may lose.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def main(names: tuple[str, ...], model: str, workers: int, steps: int, seed: int, points: float, as_json: bool) -> None:
+def main(
+    names: tuple[str, ...],
+    model: str,
+    workers: int,
+    steps: int,
+    batch: int,
+    seed: int,
+    points: float,
+    as_json: bool,
+) -> None:
     """Train a digits model with every codec (or those named), and compare with no compression."""
     known = (*codecs.CODECS, "auto")
     for name in names:
@@ -82,7 +93,7 @@ def main(names: tuple[str, ...], model: str, workers: int, steps: int, seed: int
     base = TrainingSettings(
         workers=workers,
         steps=steps,
-        batch_size=32,
+        batch_size=batch,
         learning_rate=DEFAULT[0],
         seed=seed,
         model=model,

@@ -9,7 +9,8 @@ from switchml.cli.main import cli
 
 pytest.importorskip("torch")
 
-from emulator.lab.validation.peers.measure import BACKENDS, PeersPlan, star_cluster
+from emulator.lab.bench.ranks.training import AllReduces, Times
+from emulator.lab.validation.peers.measure import BACKENDS, PeersPlan, _in_turns, star_cluster
 from emulator.peers.settings import PeerSettings
 from emulator.peers.world import Costs
 from switchml.errors import ConfigError
@@ -25,6 +26,19 @@ def test_the_cluster_takes_what_was_measured(tmp_path, backend, moved):
     costs = Costs(PeerSettings(world=4, cluster=str(path), network=BACKENDS[backend]))
     expected_s = 1e-3 + moved * 4e6 * 8 / (0.9 * 100e6)
     assert costs.seconds("all_reduce", 4e6, (0, 1, 2, 3)) == pytest.approx(expected_s, rel=2e-3)
+
+
+def test_the_first_of_a_turn_does_not_count():
+    """Ranks do not begin it together, and guess exponents of other values."""
+
+    class Team:
+        def run(self, request):
+            usual_s = 0.2 if isinstance(request, AllReduces) else 0.25
+            return [Times([9.0] + [usual_s] * (request.count - 1))] * 2
+
+    link, step_s = _in_turns("star", Team(), (600_000, 400_000), 7, "switchml", 2, 50e6)
+    assert step_s == 0.25
+    assert 1e6 * 8 / (50e6 * link.share) + 2 * link.fixed_s == pytest.approx(0.2)
 
 
 def test_plans_that_make_no_sense():
