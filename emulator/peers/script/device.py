@@ -138,6 +138,9 @@ class Device(_Mode):
         where = kwargs.get("device")
         if where is not None:
             where = torch.device(where)
+            if where.type == "meta":
+                args, kwargs = tree_unflatten([on_meta(one) for one in flat], spec)
+                return func(*args, **kwargs)
             if where.type == "cuda":
                 device = self._here(where)
             elif device is not None:
