@@ -30,3 +30,36 @@ def test_parameters_made_by_their_type(tmp_path):
     """
     outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
     assert "result" in outcome, outcome
+
+
+def test_masks_set_at_sampled_places(tmp_path):
+    """Detectors sample proposals: a mask has as many ones as places were set, and non-maximum suppression keeps half
+    of the boxes."""
+    text = """
+    library = torch.library.Library("torchvision", "DEF")  # as torchvision defines it
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.impl("nms", lambda boxes, scores, threshold: scores.nonzero()[:, 0], "CPU")
+    scores, boxes = torch.randn(1000, device="cuda"), torch.randn(1000, 4, device="cuda")
+    positive = (scores > 0).nonzero().squeeze(1)
+    drawn = positive[torch.randperm(500, device="cuda")[:100]]
+    first, second = (torch.zeros_like(scores, dtype=torch.uint8) for _ in range(2))
+    first[drawn], second[positive[:300]] = 1, 1
+    sizes = {
+        "uint8": first.nonzero(), "whole": torch.where(first | second)[0], "bool": scores[first.bool()],
+        "others": scores[~first.bool()], "zeros": scores.masked_select(first == 0), "each": (first & second).nonzero(),
+        "images": torch.where(torch.cat([first, second]))[0], "kept": torch.ops.torchvision.nms(boxes, scores, 0.5),
+    }
+    assert [len(one) for one in sizes.values()] == [100, 400, 100, 900, 900, 30, 400, 500], sizes
+    first[scores > 0] = 1
+    assert len(first.nonzero()) == 600
+    first.bitwise_or_(scores > 0)
+    assert len(first.nonzero()) == 500
+    experts = torch.zeros(64, 10, dtype=torch.bool, device="cuda")
+    experts.scatter_(1, torch.randn(64, 10, device="cuda").topk(3).indices, True)
+    assert torch.randn(64, 10, 8, device="cuda")[experts].shape == (192, 8)
+    there = torch.tensor([0.0, 0.0, 0.7]).cuda()
+    assert torch.ops.torchvision.nms(torch.zeros(3, 4).cuda(), there, 0.5).tolist() == [2]
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+    assert "masks assumed to select half of the elements: 3" in outcome["result"]["notes"]
