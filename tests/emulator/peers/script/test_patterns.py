@@ -1,5 +1,7 @@
 """Patterns of other people's training scripts and of packages that they use."""
 
+import json
+
 import pytest
 
 from tests.support.play import play
@@ -63,3 +65,28 @@ def test_masks_set_at_sampled_places(tmp_path):
     outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
     assert "result" in outcome, outcome
     assert "masks assumed to select half of the elements: 3" in outcome["result"]["notes"]
+
+
+def test_safetensors(tmp_path):
+    """Weights have no memory to write from: a file of safetensors has zeros, and the values that are known."""
+    package = tmp_path / "safetensors"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "torch.py").write_text(
+        "import torch\n_TYPES = {'F32': torch.float32, 'I64': torch.int64}\n"
+        "def save_file(tensors, filename, metadata=None):\n    raise OSError('bad address')\n"
+    )
+    text = """
+    from safetensors.torch import save_file
+    tensors = {"weight": nn.Linear(512, 512).cuda().weight.cpu(), "step": torch.tensor([7]).cuda()}
+    save_file(tensors, FILE, {"format": "pt"})
+    """.replace("FILE", repr(str(tmp_path / "model.safetensors")))
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+    data = (tmp_path / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    assert header["__metadata__"]["format"] == "pt" and begin % 8 == 0
+    assert header["weight"] == {"dtype": "F32", "shape": [512, 512], "data_offsets": [0, 1 << 20]}
+    assert header["step"] == {"dtype": "I64", "shape": [1], "data_offsets": [1 << 20, (1 << 20) + 8]}
+    assert not any(data[begin:-8]) and int.from_bytes(data[-8:], "little") == 7
