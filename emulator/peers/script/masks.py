@@ -28,7 +28,8 @@ def selected_by(known: Known, func: Any, args: Any, kwargs: dict[str, Any]) -> i
 
 @cache
 def _rule(func: Any) -> Callable[..., int | None] | None:
-    return _RULES.get(func._schema.name.removesuffix("_"))
+    schema = func._schema
+    return None if any(one.is_out for one in schema.arguments) else _RULES.get(schema.name.removesuffix("_"))
 
 
 def _put(known: Known, mask: Any, indices: Any, value: Any, accumulate: bool = False) -> int | None:

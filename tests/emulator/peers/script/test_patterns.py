@@ -34,6 +34,24 @@ def test_parameters_made_by_their_type(tmp_path):
     assert "result" in outcome, outcome
 
 
+def test_generators(tmp_path):
+    """Megatron keeps states of the GPU's generator and sets them again; generators of the host draw as they would."""
+    text = """
+    default, own, host = torch.cuda.default_generators[0], torch.Generator("cuda"), torch.Generator()
+    default.set_state(torch.cuda.get_rng_state())
+    assert default.device == own.manual_seed(3).device == torch.device("cuda:0") and host.device.type == "cpu"
+    own.set_state(torch.arange(16, dtype=torch.uint8))
+    assert own.get_state().tolist() == [*range(16)]
+    assert torch.randn(4, generator=own, device="cuda").is_cuda
+    state = host.manual_seed(1).get_state()
+    drawn = torch.rand(3, generator=host)
+    host.set_state(state)
+    assert torch.equal(drawn, torch.rand(3, generator=host))
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
 def test_masks_set_at_sampled_places(tmp_path):
     """Detectors sample proposals: a mask has as many ones as places were set, and non-maximum suppression keeps half
     of the boxes."""
@@ -52,6 +70,7 @@ def test_masks_set_at_sampled_places(tmp_path):
         "images": torch.where(torch.cat([first, second]))[0], "kept": torch.ops.torchvision.nms(boxes, scores, 0.5),
     }
     assert [len(one) for one in sizes.values()] == [100, 400, 100, 900, 900, 30, 400, 500], sizes
+    assert torch.stack([first, second], out=torch.empty(2, 1000, dtype=torch.uint8, device="cuda")).shape == (2, 1000)
     first[scores > 0] = 1
     assert len(first.nonzero()) == 600
     first.bitwise_or_(scores > 0)
