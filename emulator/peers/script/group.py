@@ -242,7 +242,8 @@ class ScriptGroup(Collectives):
             return
         data = b"".join(current().known.payload(one) or b"" for one in tensors)
         key = (self._name, "values", self._number, self._host_calls)
-        self._network.ranks.report_inputs(key, name.replace("_", "-"), hashlib.sha256(data).digest())
+        is_exact = not all(one.is_floating_point() for one in tensors)
+        self._network.ranks.report_inputs(key, name.replace("_", "-"), hashlib.sha256(data).digest(), is_exact)
 
     def _with_values(
         self,

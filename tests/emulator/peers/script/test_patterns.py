@@ -52,6 +52,20 @@ def test_generators(tmp_path):
     assert "result" in outcome, outcome
 
 
+def test_scalars_of_the_gpu_in_lists(tmp_path):
+    """`torch.tensor` reads them; the result has their dtype."""
+    text = """
+    norms = [torch.randn(8, device="cuda").norm(), torch.tensor(3.0).cuda()]
+    assert torch.tensor(norms).tolist() == [1.0, 3.0] and torch.tensor([norms, norms], device="cuda").is_cuda
+    halves = torch.tensor((0.5, torch.tensor(2.0, dtype=torch.float64, device="cuda")))
+    assert halves.dtype is torch.float64 and torch.as_tensor([norms[1]]).tolist() == [3.0]
+    assert type(torch.tensor([1, 2])) is torch.Tensor
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+    assert "unknown values that the script read (a loss, a norm), assumed plausible: 3" in outcome["result"]["notes"]
+
+
 def test_masks_set_at_sampled_places(tmp_path):
     """Detectors sample proposals: a mask has as many ones as places were set, and non-maximum suppression keeps half
     of the boxes."""
