@@ -62,9 +62,9 @@ class Processes:
                 process.kill()
                 process.wait()
         if differing := len(self._rendezvous.differing):
-            note = f"collectives of numbers that differ between ranks, which continue with their own: {differing}"
+            what = "collectives of numbers or objects that differ between ranks, which continue with their own"
             for outcome in outcomes.values():
-                outcome["result"]["notes"].append(note)
+                outcome["result"]["notes"].append(f"{what}: {differing}")
         return dict(sorted(outcomes.items()))
 
     def _start(self, rank: int) -> None:

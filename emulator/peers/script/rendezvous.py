@@ -38,7 +38,7 @@ class Arrival:
 @dataclass(frozen=True)
 class InputDigest:
     """Digest of a rank's known input values of a collective, which continues with copies of its own. They must be equal
-    on all ranks if `is_exact`: integers, on which scripts base decisions, unlike on times."""
+    on all ranks if `is_exact`: integers, on which scripts base decisions, unlike on times and gathered objects."""
 
     rank: int
     key: Key
