@@ -77,6 +77,19 @@ class KnownValues:
         if count is not None and isinstance(mask, torch.Tensor) and _is_whole(mask, mask.untyped_storage()):
             self._selected[mask.untyped_storage()._cdata] = count
 
+    def places(self, mask: torch.Tensor) -> list[torch.Tensor]:
+        """Return the indices of a device mask's elements that are not zero, without the host waiting for them."""
+        copy, count = self.copy_of(mask), self.selected(mask)
+        found = [None] * mask.dim() if copy is None else copy.nonzero().unbind(1)
+        count = len(found[0]) if found and found[0] is not None else half(mask.numel()) if count is None else count
+        made = []
+        for each in found:
+            made.append(torch.empty(count, dtype=torch.int64, device=mask.device))
+            self.forget(made[-1].untyped_storage()._cdata)
+            if each is not None:
+                self.store(made[-1], each)
+        return made
+
     def known_value(self, one: Any) -> Any:
         """Return a number, or that of a tensor with one element; None: unknown."""
         if not isinstance(one, torch.Tensor):
@@ -289,9 +302,7 @@ def _put(args: Any, kwargs: dict[str, Any], known: KnownValues) -> Any:
     picked: list[Any] = []
     for index in args[1]:
         if index is masks[0]:
-            count = known.selected(index)
-            count = half(index.numel()) if count is None else count
-            picked += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
+            picked += known.places(index)
         else:
             picked.append(index)
     return (args[0], picked, *args[2:]), kwargs

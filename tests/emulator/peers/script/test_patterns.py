@@ -123,3 +123,19 @@ def test_safetensors(tmp_path):
     assert header["weight"] == {"dtype": "F32", "shape": [512, 512], "data_offsets": [0, 1 << 20]}
     assert header["step"] == {"dtype": "I64", "shape": [1], "data_offsets": [1 << 20, (1 << 20) + 8]}
     assert not any(data[begin:-8]) and int.from_bytes(data[-8:], "little") == 7
+
+
+def test_masks_that_are_known(tmp_path):
+    """Megatron sets the ids of other ranks' words to 0: elements that a known mask selects are set, and no others."""
+    text = """
+    words, rows = torch.tensor([5, 60, 7, 99, 1]).cuda(), torch.tensor([[0.0, 1.0], [2.0, 3.0]]).cuda()
+    words[(words < 0) | (words >= 50)] = 0
+    rows[:, torch.tensor([True, False]).cuda()] = 7.0
+    rows[rows > 2.5] = 8.0
+    assert words.tolist() == [5, 0, 7, 0, 1] and rows.tolist() == [[8.0, 1.0], [8.0, 8.0]]
+    flags = torch.zeros(8, dtype=torch.int64).cuda()
+    flags[torch.randn(8, device="cuda") > 0] = 1
+    assert len(flags.nonzero()) == 4 and flags.tolist() == [1] * 8  # as of unknown values
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
