@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from emulator.cluster.accelerator import Accelerator
 from emulator.peers.script import typed
@@ -67,8 +65,7 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     }
     replace(torch._C, {"_scatter": _scatter} | bindings)
     replace(torch.version, {"cuda": torch.version.cuda or "13.0"})
-    makers = {name: _reading(getattr(torch, name)) for name in ("tensor", "as_tensor")}
-    replace(torch, streams | makers | {"Generator": Generator})
+    replace(torch, streams | {"Generator": Generator})
     typed.install()
 
 
@@ -157,23 +154,6 @@ def _storages(resize: Any, nbytes: Any, pointer: Any) -> dict[str, Any]:
 def _scatter(tensor: torch.Tensor, devices: Any, *_: Any) -> list[torch.Tensor]:
     """Scatter a tensor as for DataParallel with one GPU; a second GPU is refused."""
     return [tensor.to(torch.device("cuda", device)) for device in devices]
-
-
-def _reading(make: Any) -> Any:
-    """Return torch.tensor also for lists that contain scalars on the GPU, which C++ reads without dispatching."""
-
-    @functools.wraps(make)
-    def made(data: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            return make(data, *arguments, **options)
-        except NotImplementedError:
-            scalars = [one for one in tree_leaves(data) if isinstance(one, torch.Tensor)]
-            if not any(isinstance(one, DeviceTensor) for one in scalars):
-                raise
-        options.setdefault("dtype", functools.reduce(torch.promote_types, [one.dtype for one in scalars]))
-        return make(tree_map_only(torch.Tensor, torch.Tensor.item, data), *arguments, **options)
-
-    return made
 
 
 def _cudnn_takes(tensor: torch.Tensor) -> bool:

@@ -60,6 +60,8 @@ def test_scalars_of_the_gpu_in_lists(tmp_path):
     halves = torch.tensor((0.5, torch.tensor(2.0, dtype=torch.float64, device="cuda")))
     assert halves.dtype is torch.float64 and torch.as_tensor([norms[1]]).tolist() == [3.0]
     assert type(torch.tensor([1, 2])) is torch.Tensor
+    with torch.device("cuda"):
+        assert torch.tensor([]).is_cuda
     """
     outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
     assert "result" in outcome, outcome
