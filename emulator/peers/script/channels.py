@@ -31,10 +31,10 @@ class Ranks:
         elif more.get("needed"):
             raise EmulationError(f"{call}: no other rank runs here")
 
-    def report_inputs(self, key: Key, call: str, digest: bytes) -> None:
+    def report_inputs(self, key: Key, call: str, digest: bytes, is_exact: bool) -> None:
         """Report this rank's input values of a collective."""
         if self._pipe is not None:
-            self._pipe.send(InputDigest(self.rank, key, call, digest))
+            self._pipe.send(InputDigest(self.rank, key, call, digest, is_exact))
 
     def publish(self, key: Broadcast, payload: bytes | None) -> None:
         """Publish this rank's values for the others in a broadcast."""

@@ -10,10 +10,13 @@ import torch
 from emulator.cluster.accelerator import Accelerator
 from emulator.jobs.workload.implementations import WITHOUT_FLASH
 from emulator.peers.script import recurrent
+from emulator.peers.script.tensors import owner
 
 aten = torch.ops.aten
 _FLASH_HEAD = 256
 """Largest head size of FlashAttention."""
+_READ = aten._local_scalar_dense.default
+"""Reads a scalar: torch.tensor calls its kernel, without dispatching, for those in lists."""
 _ON_GPUS_ONLY = ("_fused_rms_norm",)
 
 _kept: list[Any] = []
@@ -27,6 +30,7 @@ def install(accelerator: Accelerator) -> None:
     _kept.append(library)
     for name in _with_kernels():
         library.impl(name, _never, "CUDA")
+    library.impl("_local_scalar_dense", lambda scalar: owner[0].run(_READ, (scalar,), {}), "CUDA")
     has_flash = accelerator.architecture not in WITHOUT_FLASH
 
     def attention(*arguments: Any, **options: Any) -> Any:

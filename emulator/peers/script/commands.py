@@ -42,7 +42,12 @@ def read_command(words: Sequence[str], per_node: int) -> Command:
         return _accelerate(rest[1:], per_node)
     if first == "-m" or first.endswith(".py"):
         return Command(tuple(words))
-    program = None if name in _LAUNCHERS else shutil.which(first)
+    if name in _LAUNCHERS:
+        raise ConfigError(
+            f"{shlex.join(words)}: {name} starts processes of its own, which are not emulated; expected torchrun "
+            "and the script that it starts"
+        )
+    program = shutil.which(first)
     if program is not None and _is_python(Path(program)):
         return Command((program, *rest))
     raise ConfigError(

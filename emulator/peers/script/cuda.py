@@ -25,7 +25,7 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     named = {name: getattr(answers, name) for name in dir(answers) if not name.startswith("_")}
     streams = {"Stream": Stream, "Event": Event}
     others = {
-        "default_generators": tuple(torch.Generator() for _ in range(devices)),
+        "default_generators": tuple(Generator(f"cuda:{index}") for index in range(devices)),
         "ExternalStream": lambda stream, *_, **__: Stream(number=stream),
         "_sleep": _nothing,
         "_exchange_device": lambda device: index,
@@ -187,7 +187,26 @@ _GRAPHS = ("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables")
 
 
 class Generator(torch._C.Generator):
-    """A generator of any device; the GPU never draws random numbers."""
+    """A generator of any device. That of a GPU never draws: its state is what the script has set, a seed and an offset
+    (at::CUDAGeneratorImpl)."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
+
+    def __init__(self, device: Any = "cpu"):
+        where = torch.device(device)
+        self._device = torch.device("cuda", where.index or 0) if where.type == "cuda" else where
+        self._state = torch.zeros(16, dtype=torch.uint8)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
+
+    def get_state(self) -> torch.Tensor:
+        return self._state.clone() if self._device.type == "cuda" else super().get_state()
+
+    def set_state(self, state: torch.Tensor) -> Any:
+        if self._device.type != "cuda":
+            return super().set_state(state)
+        self._state = state.clone()
+        return self

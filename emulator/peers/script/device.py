@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from emulator.peers.script import values
+from emulator.peers.script import masks, metas, values
 from emulator.peers.script.choices import decompose, is_composite, is_reshaping
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.peers.script.shapes import (
@@ -138,6 +138,9 @@ class Device(_Mode):
         where = kwargs.get("device")
         if where is not None:
             where = torch.device(where)
+            if where.type == "meta":
+                args, kwargs = tree_unflatten([on_meta(one) for one in flat], spec)
+                return func(*args, **kwargs)
             if where.type == "cuda":
                 device = self._here(where)
             elif device is not None:
@@ -168,12 +171,14 @@ class Device(_Mode):
         return self._device
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
-        key = (func, spec, device.type, _allow_tf32(), *map(key_of, flat))
+        selected = self.known.selected(args[values.MASKS[func]]) if func in values.MASKS else None
+        key = (func, spec, device.type, _allow_tf32(), selected, *map(key_of, flat))
         inferred = self._shape_results.get(key)
-        if torch.Tag.dynamic_output_shape in func.tags and self.known.are_known(flat):
+        is_sized_by_values = torch.Tag.dynamic_output_shape in func.tags or func.name() in metas.OF_PACKAGES
+        if is_sized_by_values and self.known.are_known(flat):
             return self._run_on_host(func, flat, spec, device)
         if inferred is None:
-            inferred = self._shape_results[key] = self._infer_shapes(func, flat, spec, device)
+            inferred = self._shape_results[key] = self._infer_shapes(func, flat, spec, device, selected)
         crosses = inferred.operator.crosses
         if device.type == "cuda" or crosses:
             self.hooks.launch(inferred.operator, flat)
@@ -184,17 +189,19 @@ class Device(_Mode):
             with no_dispatch():  # changes the metadata of the tensor itself
                 func(*args, **kwargs)
             return result
+        ones = masks.selected_by(self.known, func, args, kwargs)
         if inferred.is_scalar or (inferred.is_small and self.known.are_known(flat)):
             self.known.compute(func, flat, spec, result)
         elif func in values.TRUE:
             self.known.assume(result, True)
-        elif func in values.GUESSED:
-            self.known.assumed_masks += 1
+        elif func in values.MASKS or func.name() in metas.OF_PACKAGES:
+            self.known.assumed_masks += selected is None
             self.hooks.read()  # of the number of elements
         elif func in values.COUNTS:
             self.known.assume_even(result, args[0].numel())
         elif inferred.changed and func not in values.KEPT and not self._compute_in_place(func, flat, spec, inferred):
             self._changed(args, kwargs, inferred.changed)
+        self.known.select(result, ones)
         if func in _COPIES and isinstance(result, DeviceTensor):
             source = args[1] if func is aten.copy_.default else args[0]
             if not isinstance(source, DeviceTensor):
@@ -246,15 +253,20 @@ class Device(_Mode):
             here.copy_(copy)
         return copy is not None
 
-    def _infer_shapes(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> _ShapeResult:
+    def _infer_shapes(
+        self, func: Any, flat: list[Any], spec: Any, device: torch.device, selected: int | None
+    ) -> _ShapeResult:
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
         plain = [on_meta(one) for one in flat]
         args, kwargs = tree_unflatten(plain, spec)
         if "device" in kwargs:
             kwargs["device"] = "meta"
+        if selected is not None:
+            kwargs["selected"] = selected
+        rule = metas.SHAPES.get(func) or metas.OF_PACKAGES.get(func.name(), func)
         try:
             with torch.utils._python_dispatch._disable_current_modes():
-                given = values.SHAPES.get(func, func)(*args, **kwargs)
+                given = rule(*args, **kwargs)
         except (NotImplementedError, torch._subclasses.fake_tensor.DynamicOutputShapeException) as error:
             if not func._schema.returns:
                 return self._shape_result(func, tensors, flat, spec, None, device)
@@ -458,5 +470,5 @@ _WITHOUT_KERNEL = {
     aten._reshape_alias.default,
     aten.set_.source_Storage_storage_offset,
     aten.resize_.default,
-    *values.CHOICES,
+    *metas.CHOICES,
 }

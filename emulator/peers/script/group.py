@@ -5,9 +5,11 @@ in common.
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -242,7 +244,8 @@ class ScriptGroup(Collectives):
             return
         data = b"".join(current().known.payload(one) or b"" for one in tensors)
         key = (self._name, "values", self._number, self._host_calls)
-        self._network.ranks.report_inputs(key, name.replace("_", "-"), hashlib.sha256(data).digest())
+        is_exact = not (all(one.is_floating_point() for one in tensors) or _gathers_objects())
+        self._network.ranks.report_inputs(key, name.replace("_", "-"), hashlib.sha256(data).digest(), is_exact)
 
     def _with_values(
         self,
@@ -289,6 +292,16 @@ class ScriptGroup(Collectives):
         cluster = self._network.cluster
         seconds = cost(cluster, operation, size_bytes, where, algorithm).seconds
         return channel.put(operation, size_bytes, cluster.software.launch_collective_s, seconds, payload)
+
+
+def _gathers_objects() -> bool:
+    """Return whether a collective is part of torch's for objects."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name in ("all_gather_object", "gather_object"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _FUNCTIONAL = {

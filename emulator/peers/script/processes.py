@@ -61,6 +61,10 @@ class Processes:
             for process in self._processes.values():
                 process.kill()
                 process.wait()
+        if differing := len(self._rendezvous.differing):
+            what = "collectives of numbers or objects that differ between ranks, which continue with their own"
+            for outcome in outcomes.values():
+                outcome["result"]["notes"].append(f"{what}: {differing}")
         return dict(sorted(outcomes.items()))
 
     def _start(self, rank: int) -> None:

@@ -37,13 +37,14 @@ class Arrival:
 
 @dataclass(frozen=True)
 class InputDigest:
-    """Digest of a rank's known input values of a collective: they must be equal on all ranks, as each continues with
-    copies of its own."""
+    """Digest of a rank's known input values of a collective, which continues with copies of its own. They must be equal
+    on all ranks if `is_exact`: integers, on which scripts base decisions, unlike on times and gathered objects."""
 
     rank: int
     key: Key
     call: str
     digest: bytes
+    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class Rendezvous:
         self._digests: dict[Key, InputDigest] = {}
         self._published: dict[Key, bytes | None] = {}
         self._mismatch = ""
+        self.differing: set[Key] = set()
+        """Collectives of values that differ between ranks, although no decisions are based on them."""
         self._done: set[int] = set()
         self._ended: set[int] = set()
 
@@ -104,9 +107,13 @@ class Rendezvous:
         return new
 
     def add_digest(self, inputs: InputDigest) -> None:
-        """Add input values; the run ends if they differ from another rank's."""
+        """Add input values; the run ends if exact ones differ from another rank's."""
         first = self._digests.setdefault(inputs.key, inputs)
-        if first.digest != inputs.digest and not self._mismatch:
+        if first.digest == inputs.digest:
+            return
+        if not (first.is_exact or inputs.is_exact):
+            self.differing.add(inputs.key)
+        elif not self._mismatch:
             self._mismatch = (
                 f"{inputs.call}: ranks {first.rank} and {inputs.rank} have different input values; ranks of "
                 "different stages can't exchange values in collectives: expected equal ones, or send and recv"

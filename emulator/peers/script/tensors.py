@@ -34,6 +34,10 @@ class DeviceTensor(_Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    def __new__(cls, data: Any, requires_grad: bool = True, **marks: Any) -> Any:
+        """Return a parameter: packages write `type(parameter)(data, …)`, where the type is usually Parameter."""
+        return torch.nn.Parameter(data, requires_grad)
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return owner[0].run(func, args, kwargs or {})

@@ -2,14 +2,13 @@
 all inputs are known, else a plausible one, which is counted. Unknown masks used as indices select half of the elements.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from emulator.peers.script import recurrent
+from emulator.peers.script.metas import half
 
 aten = torch.ops.aten
 
@@ -25,8 +24,9 @@ TRUE = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 COUNTS = {aten.bincount.default, aten.histc.default}
 """Operators that count occurrences of numbers: assumed to be equal if inputs are unknown."""
 
-GUESSED = {aten.nonzero.default, aten.masked_select.default}
-"""Operators whose result has an element for each of a mask's that is not zero: half of them, if unknown."""
+MASKS = {aten.nonzero.default: 0, aten.masked_select.default: 1}
+"""Operators whose result has an element for each of a mask's that is not zero, half of them if unknown; and the mask's
+place among their arguments."""
 
 KEPT = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Operators assumed to leave values unchanged: no gradient overflows."""
@@ -52,17 +52,54 @@ class KnownValues:
         """Storage → offset → value."""
         self._copies: dict[int, torch.Tensor] = {}
         """Values copied from the host, by target storage."""
+        self._selected: dict[int, int] = {}
+        """Elements of masks that are not zero, by storage."""
 
     def forget(self, address: int) -> None:
         """Discard all values of a storage."""
         self._values.pop(address, None)
         self._copies.pop(address, None)
+        self._selected.pop(address, None)
+
+    def selected(self, mask: torch.Tensor) -> int | None:
+        """Return how many elements of a mask are 1, its others being 0; None: unknown."""
+        if mask.device.type == "cpu" and type(mask) is torch.Tensor:
+            return None
+        copy = self.copy_of(mask)
+        if copy is not None:
+            count = int(copy.count_nonzero())
+            return count if bool(((copy == 0) | (copy == 1)).all()) else None
+        storage = mask.untyped_storage()
+        return self._selected.get(storage._cdata) if _is_whole(mask, storage) else None
+
+    def select(self, mask: Any, count: int | None) -> None:
+        """Record how many elements of a mask are 1."""
+        if count is not None and isinstance(mask, torch.Tensor) and _is_whole(mask, mask.untyped_storage()):
+            self._selected[mask.untyped_storage()._cdata] = count
+
+    def places(self, mask: torch.Tensor) -> list[torch.Tensor]:
+        """Return the indices of a device mask's elements that are not zero, without the host waiting for them."""
+        copy, count = self.copy_of(mask), self.selected(mask)
+        found = [None] * mask.dim() if copy is None else copy.nonzero().unbind(1)
+        count = len(found[0]) if found and found[0] is not None else half(mask.numel()) if count is None else count
+        made = []
+        for each in found:
+            made.append(torch.empty(count, dtype=torch.int64, device=mask.device))
+            self.forget(made[-1].untyped_storage()._cdata)
+            if each is not None:
+                self.store(made[-1], each)
+        return made
+
+    def known_value(self, one: Any) -> Any:
+        """Return a number, or that of a tensor with one element; None: unknown."""
+        if not isinstance(one, torch.Tensor):
+            return one
+        return self.value(one) if one.numel() == 1 and self.are_known([one]) else None
 
     def copied(self, tensor: torch.Tensor, source: Any) -> None:
         """Record the copy of a host tensor, or a number, to a device tensor, which is new or all of its storage."""
         storage = tensor.untyped_storage()
-        is_whole = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
-        if tensor.numel() <= COPIED and is_whole:
+        if tensor.numel() <= COPIED and _is_whole(tensor, storage) and tensor.is_contiguous():
             whole = torch.as_tensor(source).detach().to(tensor.dtype, copy=True).expand(tensor.shape)
             self._copies[storage._cdata] = whole.contiguous()
 
@@ -236,15 +273,16 @@ class KnownValues:
         return bool(found) if func is aten.is_nonzero.default else found
 
 
+def _is_whole(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    """Return whether a tensor has all elements of its storage."""
+    return storage.nbytes() == tensor.numel() * tensor.element_size()
+
+
 def plausible(dtype: torch.dtype) -> Any:
     """Return the value assumed for an unknown one."""
     if dtype is torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1
-
-
-def _half(count: int) -> int:
-    return max(1, math.ceil(count / 2))
 
 
 def _index(args: Any, kwargs: dict[str, Any], known: KnownValues) -> Any:
@@ -264,105 +302,11 @@ def _put(args: Any, kwargs: dict[str, Any], known: KnownValues) -> Any:
     picked: list[Any] = []
     for index in args[1]:
         if index is masks[0]:
-            count = _half(index.numel())
-            picked += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
+            picked += known.places(index)
         else:
             picked.append(index)
     return (args[0], picked, *args[2:]), kwargs
 
-
-def _nonzero(tensor: Any) -> Any:
-    return tensor.new_empty((_half(tensor.numel()), tensor.dim()), dtype=torch.int64)
-
-
-def _selected(tensor: Any, mask: Any) -> Any:
-    return tensor.new_empty(_half(math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))))
-
-
-def _counted(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Return the shape of `bincount` if the script specifies the minimum number of bins, which is taken as their
-    number."""
-    if not minlength:
-        raise NotImplementedError
-    return tensor.new_empty(minlength, dtype=torch.int64 if weights is None else weights.dtype)
-
-
-def _stats(image: Any, *_: Any) -> Any:
-    """Return mean and inverse standard deviation of each channel, as in SyncBatchNorm."""
-    width = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
-    return tuple(image.new_empty(image.size(1), dtype=width) for _ in range(2))
-
-
-def _gathered_stats(image: Any, mean: Any, *_: Any) -> Any:
-    return tuple(mean.new_empty(image.size(1)) for _ in range(2))
-
-
-def _reduced(
-    grad: Any, image: Any, mean: Any, _: Any, weight: Any, of_input: bool, of_weight: bool, of_bias: bool
-) -> Any:
-    channels = image.size(1)
-    sums = [mean.new_empty(channels) if of_input else None for _ in range(2)]
-    of_weights = [
-        weight.new_empty(channels) if wanted and weight is not None else None for wanted in (of_weight, of_bias)
-    ]
-    return (*sums, *of_weights)
-
-
-def _gru_cell(gates: Any, hidden_gates: Any, state: Any, *_: Any) -> Any:
-    return torch.empty_like(state), state.new_empty(state.size(0), 5 * state.size(1))
-
-
-def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
-    rows, width = grad.shape
-    gates = [grad.new_empty(rows, 3 * width) for _ in range(2)]
-    return (*gates, torch.empty_like(grad), *[grad.new_empty(3 * width) if has_bias else None for _ in range(2)])
-
-
-def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """Return the shape of a grouped GEMM; torch's meta kernel requires bfloat16, although the kernel supports other
-    dtypes, too."""
-    if left.dim() == right.dim() == 2:
-        size = (offs.numel(), left.size(0), right.size(1))
-    else:
-        size = (*left.shape[-2 if right.dim() == 2 else 0 : -1], right.size(-1))
-    return left.new_empty(size, dtype=out_dtype or left.dtype)
-
-
-def _ctc_loss(probabilities: Any, targets: Any, lengths: Any, of_targets: Any, *_: Any) -> Any:
-    """Return the shapes of losses and of their paths; unknown lengths of targets are taken to be equal."""
-    steps, batch = probabilities.shape[0], probabilities.shape[1] if probabilities.dim() == 3 else 1
-    longest = targets.numel() // batch if isinstance(of_targets, torch.Tensor) else max(of_targets)
-    return probabilities.new_empty(batch), probabilities.new_empty(batch, steps, 2 * longest + 1)
-
-
-CHOICES = {
-    getattr(getattr(aten, name), overload)
-    for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
-    if hasattr(aten, name)
-    for overload in ("default", "Tensor")
-}
-"""Operators that select a library's kernel of CTC: never, as these need short targets."""
-
-SHAPES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(CHOICES, lambda *_: False),
-    aten._ctc_loss.default: _ctc_loss,
-    aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: lambda grad, probabilities, *_: torch.empty_like(probabilities),
-    aten._ctc_loss_backward.Tensor: lambda grad, probabilities, *_: torch.empty_like(probabilities),
-    **recurrent.SHAPES,
-    aten._grouped_mm.default: _grouped,
-    aten.nonzero.default: _nonzero,
-    aten.masked_select.default: _selected,
-    aten.bincount.default: _counted,
-    aten.batch_norm_stats.default: _stats,
-    aten.batch_norm_gather_stats_with_counts.default: _gathered_stats,
-    aten.batch_norm_elemt.default: lambda image, *_: torch.empty_like(image),
-    aten.batch_norm_backward_reduce.default: _reduced,
-    aten.batch_norm_backward_elemt.default: lambda grad, *_: torch.empty_like(grad),
-    aten._thnn_fused_gru_cell.default: _gru_cell,
-    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-}
-"""Results on meta, for operators whose meta kernel is missing or stricter than the real one."""
 
 RULES: dict[Any, Callable[[Any, dict[str, Any], KnownValues], Any]] = {
     aten.index.Tensor: _index,

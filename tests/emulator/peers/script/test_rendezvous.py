@@ -71,13 +71,13 @@ def test_values_that_differ_are_refused():
     """Copies of a rank's own would go on as if they were the other's."""
     ranks = Rendezvous({0, 2})
     for rank, digest in ((0, b"a"), (2, b"a")):
-        ranks.add_digest(InputDigest(rank, ("0", "values", 1), "broadcast", digest))
+        ranks.add_digest(InputDigest(rank, ("0", "values", 1), "broadcast", digest, is_exact=True))
     ranks.add(collective(0, 0, 0.0))
     ranks.add(collective(2, 0, 0.0))
     ranks.wait(WaitRequest(0, ("0", None, 0)))
     assert list(ranks.answers()) == [(0, Answer(0.0))]
     for rank, digest in ((2, b"b"), (0, b"c")):
-        ranks.add_digest(InputDigest(rank, ("0", "values", 2), "broadcast", digest))
+        ranks.add_digest(InputDigest(rank, ("0", "values", 2), "broadcast", digest, is_exact=True))
     ranks.wait(WaitRequest(2, ("0", None, 0)))
     ((rank, answer),) = ranks.answers()
     assert rank == 2 and "broadcast: ranks 2 and 0 have different input values" in answer.error
