@@ -36,6 +36,8 @@ CHOSEN = (
     "pp",
     "ep",
     "virtual_stages",
+    "counts_embedding",
+    "counts_loss",
     "zero",
     "sequence_parallel",
     "batch",
@@ -109,21 +111,34 @@ class OpenJob:
         assert isinstance(self.model, Transformer)
         ranks = self.job.gpus // (tp * pp)
         experts = [self.job.ep] if "ep" in self.given else _powers(math.gcd(ranks, self.model.experts))
-        pieces = [self.job.virtual_stages]
-        if pp > 1 and not self.given & {"schedule", "virtual_stages"} and self.model.layers % pp == 0:
-            each = self.model.layers // pp
-            pieces = [1, *(count for count in ((2, 4, each) if wide else (2, each)) if each % count == 0 and count > 1)]
         for ep in experts if wide else {experts[0], experts[-1]}:
-            for count in dict.fromkeys(pieces):
-                split: dict[str, Any] = {"tp": tp, "pp": pp, "ep": ep, "virtual_stages": count}
-                if count > 1:
-                    split["schedule"] = "interleaved"
+            for pieces in self._pieces(pp, wide):
+                split: dict[str, Any] = {"tp": tp, "pp": pp, "ep": ep, **pieces}
                 try:
                     job = self.job.replace(**split)
                 except ConfigError:
                     continue
                 for zero in self._zeros(job, wide):
                     yield from self._shape(zero=zero, batch=self.batch or self._batch(), **split)
+
+    def _pieces(self, pp: int, wide: bool) -> Iterator[dict[str, Any]]:
+        """Yield the job fields of ways to divide the layers over `pp` stages: as they are, or in several equal pieces a
+        stage. Where the layers can't be divided into equal ones, embedding and loss count as a layer each, if they can
+        then (Llama 3's 126: Dubey et al. 2024, section 3.3.2)."""
+        assert isinstance(self.model, Transformer)
+        yield {"virtual_stages": self.job.virtual_stages}
+        if pp == 1 or self.given & {"schedule", "virtual_stages"}:
+            return
+        counted: dict[str, Any] = {}
+        whole = self.model.layers
+        if whole % pp and not self.given & {"counts_embedding", "counts_loss"}:
+            counted, whole = {"counts_embedding": True, "counts_loss": True}, whole + 2
+        if whole % pp:
+            return
+        each = whole // pp
+        for count in dict.fromkeys((2, 4, each) if wide else (2, each)):
+            if count > 1 and each % count == 0:
+                yield {"virtual_stages": count, "schedule": "interleaved", **counted}
 
     def _zeros(self, job: Job, wide: bool = False) -> list[int]:
         """ZeRO stages to try: DDP or FSDP for pure data parallelism, otherwise Megatron's sharded optimizer. `wide`:

@@ -117,6 +117,8 @@ def _texts(job: Job, names: Iterable[str]) -> Iterator[str]:
         yield f"ep {job.ep}"
     if "virtual_stages" in named and job.pp > 1:
         yield f"virtual stages {job.virtual_stages}"
+    if "counts_loss" in named and job.counts_loss:
+        yield "embedding and loss counted as layers"
     if "zero" in named:
         yield f"zero {job.zero}"
     if "sequence_parallel" in named and job.tp > 1:

@@ -7,6 +7,10 @@ from switchml.terminal import say
 from switchml.units import GIB, TimeUnit
 
 
+COUNTED = "*"
+"""Mark of a number of virtual stages where embedding and loss count as layers."""
+
+
 def ranking_table(ranking: Any) -> tables.Table:
     """One row per split, fastest first."""
     unit = TimeUnit(one.iteration_s for one in ranking)
@@ -25,9 +29,12 @@ def ranking_table(ranking: Any) -> tables.Table:
     )
     for one in ranking:
         job = one.job
-        split = (job.tp, job.pp, job.dp, *([job.ep] if has_experts else []), job.virtual_stages, job.zero)
+        counts = [job.tp, job.pp, job.dp, *([job.ep] if has_experts else [])]
         table.add(
-            *(str(count) for count in (*split, job.micro_batch)),
+            *map(str, counts),
+            f"{job.virtual_stages}{COUNTED * job.counts_loss}",
+            str(job.zero),
+            str(job.micro_batch),
             job.recompute,
             job.implementation or "-",
             unit.text(one.iteration_s),
@@ -44,4 +51,6 @@ def show_choice(emulation: Any) -> None:
     if choice.ranking:
         say()
         tables.show(ranking_table(choice.ranking))
+        if any(one.job.counts_loss for one in choice.ranking):
+            say(f"{COUNTED} with --count-embedding --count-loss")
         say()

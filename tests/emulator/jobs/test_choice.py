@@ -170,3 +170,13 @@ def test_the_best_split_is_the_best_of_all_combinations():
         except (ConfigError, OutOfMemory):
             continue
     assert best.iteration_s <= min(times.values()) * 1.02
+
+
+def test_layers_that_no_pipeline_divides_are_divided_with_embedding_and_loss():
+    """Llama 3 405B's 126 layers on 16,384 GPUs: the split that was trained with (Dubey et al. 2024, table 4)."""
+    job = {"gpus": 16384, "batch": 2048, "sequence": 8192}
+    asked = request({"model": "llama3-405b", "cluster": "h100-dgx", "job": job, "split": "auto"})
+    found = asked.job
+    assert (found.tp, found.pp, found.dp, found.recompute) == (8, 16, 128, "none")
+    assert found.counts_embedding and found.counts_loss and found.virtual_stages > 1
+    assert "embedding and loss counted as layers" in asked.choice.lines(found)[0]
