@@ -6,7 +6,6 @@ from switchml import tables
 from switchml.terminal import say
 from switchml.units import GIB, TimeUnit
 
-
 COUNTED = "*"
 """Mark of a number of virtual stages where embedding and loss count as layers."""
 
