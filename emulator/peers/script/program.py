@@ -60,7 +60,8 @@ def main(arguments: list[str]) -> None:
         outcome = {"error": _unsupported(str(error)), "where": _where(error)}
     except BaseException as error:  # errors of torch.distributed.checkpoint are not Exceptions
         traceback.print_exc()
-        message = re.sub(r"\x1b\[[\d;]*m", "", f"{type(error).__name__}: {error}")  # without colors
+        text = str(error) or traceback.extract_tb(error.__traceback__)[-1].line  # of an assertion, what it says
+        message = re.sub(r"\x1b\[[\d;]*m", "", f"{type(error).__name__}: {text}")  # without colors
         outcome = {"error": _of_triton(error) or message.strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))
 
