@@ -78,7 +78,7 @@ def _of_triton(error: BaseException) -> str | None:
     """Return a one-sentence message if Triton raised the error, which looks for a driver when it launches a kernel."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "run" and Path(frame.f_code.co_filename).parts[-3:-1] == ("triton", "runtime"):
-            kernel = frame.f_locals.get("self")
+            kernel: Any = frame.f_locals.get("self")
             while hasattr(kernel, "fn"):  # of an autotuner or heuristics, then of the compiled function
                 kernel = kernel.fn
             name = getattr(kernel, "__name__", "")

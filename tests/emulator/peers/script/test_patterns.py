@@ -149,7 +149,7 @@ def test_threads(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
     before = torch.cuda.memory_allocated()
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda size: torch.full((size,), 2.0).to("cuda") * 3, [128 * one for one in range(1, 101)]))
+        made = list(pool.map(lambda rows: torch.full((128 * rows,), 2.0).to("cuda") * 3, range(1, 101)))
     assert torch.cuda.memory_allocated() - before == 512 * sum(range(1, 101))
     assert all(one.is_cuda and one[0].item() == 6.0 for one in made)
     """
