@@ -11,6 +11,7 @@ random numbers (weights before they are moved): these have no values either, on 
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,9 @@ class Device(_Mode):
         self._storages: dict[int, tuple[int, Any]] = {}
         self._made = 0
         self._emptied: set[int] = set()
+        self._lock = threading.RLock()
         _current[:], owner[:] = [self], [self]
+        threading.Thread._bootstrap_inner = _with(self, threading.Thread._bootstrap_inner)  # type: ignore[attr-defined]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
@@ -120,6 +123,11 @@ class Device(_Mode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator, of one thread at a time."""
+        with self._lock:
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator: emulated if it involves the device, else for real. Without autograd (inference mode) torch
         passes operators that it would otherwise have decomposed."""
         whole = self._wholes.get(func)
@@ -425,6 +433,16 @@ class Device(_Mode):
         if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
             return False
         return bool(math.prod(args[0]) >= VALUELESS)
+
+
+def _with(device: Device, begin: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what a thread begins with, so that it has the mode, too: transformers loads weights in several."""
+
+    def begun(thread: threading.Thread) -> None:
+        with device:
+            begin(thread)
+
+    return begun
 
 
 def _allow_tf32() -> tuple[bool, bool]:

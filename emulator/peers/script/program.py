@@ -60,7 +60,8 @@ def main(arguments: list[str]) -> None:
         outcome = {"error": _unsupported(str(error)), "where": _where(error)}
     except BaseException as error:  # errors of torch.distributed.checkpoint are not Exceptions
         traceback.print_exc()
-        message = re.sub(r"\x1b\[[\d;]*m", "", f"{type(error).__name__}: {error}")  # without colors
+        text = str(error) or traceback.extract_tb(error.__traceback__)[-1].line  # of an assertion, what it says
+        message = re.sub(r"\x1b\[[\d;]*m", "", f"{type(error).__name__}: {text}")  # without colors
         outcome = {"error": _of_triton(error) or message.strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))
 
@@ -77,7 +78,7 @@ def _of_triton(error: BaseException) -> str | None:
     """Return a one-sentence message if Triton raised the error, which looks for a driver when it launches a kernel."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "run" and Path(frame.f_code.co_filename).parts[-3:-1] == ("triton", "runtime"):
-            kernel = frame.f_locals.get("self")
+            kernel: Any = frame.f_locals.get("self")
             while hasattr(kernel, "fn"):  # of an autotuner or heuristics, then of the compiled function
                 kernel = kernel.fn
             name = getattr(kernel, "__name__", "")

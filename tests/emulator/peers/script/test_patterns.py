@@ -141,3 +141,17 @@ def test_masks_that_are_known(tmp_path):
     """
     outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
     assert "result" in outcome, outcome
+
+
+def test_threads(tmp_path):
+    """Transformers moves weights to the GPU in a pool of threads."""
+    text = """
+    from concurrent.futures import ThreadPoolExecutor
+    before = torch.cuda.memory_allocated()
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda rows: torch.full((128 * rows,), 2.0).to("cuda") * 3, range(1, 101)))
+    assert torch.cuda.memory_allocated() - before == 512 * sum(range(1, 101))
+    assert all(one.is_cuda and one[0].item() == 6.0 for one in made)
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome

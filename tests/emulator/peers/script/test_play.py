@@ -359,7 +359,7 @@ def test_triton_kernel(tmp_path):
         "class JITFunction:\n    def __init__(self, fn):\n        self.fn = fn\n"
         "    def run(self):\n        raise RuntimeError('0 active drivers')\n"
     )
-    text = "from triton.runtime.jit import JITFunction\n@JITFunction\n@JITFunction\ndef softmax():\n    pass\nsoftmax.run()\n"
+    text = "from triton.runtime.jit import JITFunction as jit\n@jit\n@jit\ndef softmax():\n    pass\nsoftmax.run()\n"
     outcome = play(tmp_path, text)
     assert outcome["error"].startswith("Triton kernel softmax can't be emulated")
 
