@@ -12,6 +12,8 @@ sequence parallelism and overlapped collectives wherever there is tensor paralle
 H100.
 """
 
+from typing import Any
+
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation.rows import published
@@ -19,6 +21,14 @@ from emulator.lab.validation.rows import published
 TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200"}
 Published = tuple[str, Request, float]
 """Name, job, tokens/s per accelerator."""
+
+
+def recipe(cluster: str, **fields: Any) -> Job:
+    """Return a job of `fields` with what NVIDIA's recipes share: fused attention and, wherever there is tensor
+    parallelism, sequence parallelism and overlapped collectives, these not in mixtures of experts on H100."""
+    is_split = fields["tp"] > 1
+    overlaps = is_split and not (fields["ep"] > 1 and cluster == "h100-dgx")
+    return Job(**fields, sequence_parallel=is_split, async_tp=overlaps, attention="flash")
 
 
 def published_rows() -> list[Published]:
@@ -30,7 +40,8 @@ def _published(row: dict[str, str]) -> Published:
     numbers = {key: int(value) for key, value in row.items() if value.isdigit()}
     tp, virtual, ep = numbers["tp"], numbers["virtual_stages"], numbers["ep"]
     cluster, model = row["cluster"], row["model"]
-    job = Job(
+    job = recipe(
+        cluster,
         gpus=numbers["gpus"],
         batch=numbers["batch"],
         micro_batch=numbers["micro_batch"],
@@ -42,15 +53,12 @@ def _published(row: dict[str, str]) -> Published:
         etp=1 if ep > 1 else 0,
         virtual_stages=virtual,
         schedule="interleaved" if virtual > 1 else "1f1b",
-        sequence_parallel=tp > 1,
-        async_tp=tp > 1 and not (ep > 1 and cluster == "h100-dgx"),
         zero=3 if numbers["fsdp"] else 1,
         precision=row["precision"],
         recompute="pointwise" if model.startswith("gpt-oss") else "none",
         implementation=row["implementation"],
         dispatcher=row["dispatcher"],
         overlap_experts=row["overlaps"] == "1",
-        attention="flash",
     )
     split = f"tp {tp} pp {job.pp} cp {job.cp} ep {ep}" + (" fsdp" if numbers["fsdp"] else "")
     name = f"{row['release']}, {model} x {job.gpus} {cluster}, {row['precision']}, {job.batch} in {job.micro_batch}"

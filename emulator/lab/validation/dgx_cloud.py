@@ -3,14 +3,13 @@ releases 25.02.01, 25.04 and 25.05.04): pre-training of dense models and of mixt
 Neither constants nor intervals are fitted to them.
 
 Excluded: models with fewer layers than published, Nemotron-H (state-space layers), and rows of JAX. Options that the
-tables don't state are taken from the recipes beside them: sharded optimizer states, tensor-parallel collectives
-overlapped, except in mixtures of experts on H100 (as in `bridge.py`), gradients in bf16, adapters of rank 8 on query,
-key and value projections. Fine-tuning packs SQuAD into samples of 4096 tokens: a question with its context is some 200.
+tables don't state are taken from the recipes beside them: as in `bridge.py`, sharded optimizer states and gradients in
+bf16, besides adapters of rank 8 on query, key and value projections. Fine-tuning packs SQuAD into samples of 4096
+tokens: a question with its context is some 200.
 """
 
 from emulator.jobs.description import Request
-from emulator.jobs.workload.job import Job
-from emulator.lab.validation.bridge import TITLES, Published
+from emulator.lab.validation.bridge import TITLES, Published, recipe
 from emulator.lab.validation.rows import job_fields, published
 
 INTEGERS = ["gpus", "batch", "micro_batch", "sequence", "document"]
@@ -29,16 +28,13 @@ def groups() -> list[tuple[str, list[Published]]]:
 
 def _published(row: dict[str, str]) -> Published:
     fields = job_fields(row, *INTEGERS)
-    overlaps = fields["tp"] > 1 and not (fields["ep"] > 1 and row["cluster"] == "h100-dgx")
-    job = Job(
+    job = recipe(
+        row["cluster"],
         **fields,
-        sequence_parallel=fields["tp"] > 1,
-        async_tp=overlaps,
         zero=1,
         precision=row["precision"],
         implementation="megatron-core",
         dispatcher="all-to-all" if fields["ep"] > 1 else "",
-        attention="flash",
     )
     split = f"tp {job.tp} pp {job.pp} cp {job.cp} ep {job.ep}" + (f" lora {job.lora}" if job.lora else "")
     name = f"{row['release']}, {row['model']} x {job.gpus} {row['cluster']}, {job.precision}, {job.batch}, {split}"

@@ -8,14 +8,13 @@ collectives wherever there is tensor parallelism, fused attention, no recomputat
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation import bridge, dgx_cloud, predicted, torch_fsdp
+from emulator.lab.validation.bridge import Published
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row, job_fields
 from emulator.lab.validation.rows import published as read
 
 TORCHTITAN, NEMO = "h100-grand-teton", "h100-dgx"
 """Clusters of the publications."""
-Published = tuple[str, Request, float]
-"""Name, job, tokens/s per accelerator."""
 
 
 def torchtitan() -> list[Published]:

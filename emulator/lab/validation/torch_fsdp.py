@@ -2,7 +2,7 @@
 (pytorch/torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md, without the rowwise scales that it calls
 slow), Trainy's on H200 (llama3-8b_h200_202506_trainy-whitefiber.md there), and IBM's with hybrid or full sharding
 (foundation-model-stack/fms-fsdp, README.md; rows whose MFU and HFU say that no layer is recomputed, or all). One
-constant, `async_share`, is fitted to the rows with async TP.
+constant, `async_share`, was chosen by hand for rows with async TP, these and torchtitan's earlier ones.
 """
 
 from emulator.jobs.description import Request
