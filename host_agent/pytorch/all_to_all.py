@@ -1,15 +1,15 @@
 """Compressed all-to-all for embedding exchange: error-bounded, with bounds per table that decay over iterations.
 
 In a recommendation model (DLRM) the embedding tables are distributed over the ranks: each rank looks up all ranks'
-batches in its own tables, and an all-to-all brings every rank the rows of its own batch. Here every block of rows is
-sent as an SZx stream (switchml/codecs/szx.py) that changes no value by more than the table's bound.
+batches in its own tables, and an all-to-all brings every rank the rows of its own batch. Here each distinct row is sent
+once, quantized so that no value changes by more than the table's bound (switchml/codecs/rows.py).
 
     exchange = EmbeddingExchange(tables_of_rank=[[0, 2], [1, 3]], bounds=BoundSchedule([0.03, 0.01, 0.05, 0.03]))
     rows = exchange(looked_up)              # differentiable: gradients use a plain all-to-all
 
 H. Feng, B. Zhang, F. Ye et al., "Accelerating Communication in Deep Learning Recommendation Model Training with
-Dual-Level Adaptive Lossy Compression", SC 2024 (arXiv:2407.04272): bounds per table, their decay, and the single buffer
-are from this paper; its codecs (vector-based LZ, Huffman) are not implemented.
+Dual-Level Adaptive Lossy Compression", SC 2024 (arXiv:2407.04272): bounds per table, their decay, the single buffer and
+the matching of whole rows are from this paper; its other codec (Huffman) is not implemented.
 """
 
 import time
@@ -21,8 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from switchml.codecs import Payload
-from switchml.codecs.szx import Szx
+from switchml.codecs import rows as codec
 from switchml.errors import ConfigError, PayloadError
 
 
@@ -181,19 +180,18 @@ class EmbeddingExchange:
 
     def _compress(self, table: int, values: np.ndarray) -> bytes:
         assert self.bounds is not None
-        codec = Szx(bound=self.bounds.bound(table, self.iteration), mode="abs")
-        flat = np.ascontiguousarray(values).reshape(-1)
-        payload = codec.compress(None, flat)
-        if self._check and flat.size:
-            error = float(np.abs(codec.decompress(payload, flat.size) - flat).max())
+        values = np.ascontiguousarray(values)
+        stream = codec.compress(values, self.bounds.bound(table, self.iteration))
+        if self._check and values.size:
+            error = float(np.abs(codec.decompress(np.frombuffer(stream, np.uint8), *values.shape) - values).max())
             self.traffic.largest_error = max(self.traffic.largest_error, error)
-        return payload.to_bytes()
+        return stream
 
 
 def _decompress(table: int, raw: np.ndarray, batch: int, width: int) -> np.ndarray:
     """Decompress to float32[batch, width]. Raises PayloadError that names the table."""
     try:
-        return Szx().decompress(Payload.from_bytes(raw), batch * width).reshape(batch, width)
+        return codec.decompress(raw, batch, width)
     except PayloadError as error:
         raise PayloadError(f"table {table}: {error}; every rank must exchange batches of one size") from None
 

@@ -33,8 +33,7 @@ BOUNDS = (0.01, 0.01, 0.03, 0.03, 0.03, 0.03, 0.05, 0.05)
 DENSE = 4
 WIDTH = 16
 TRAIN, TEST = 262_144, 8_192
-BATCH = 128
-"""Samples per rank."""
+CHOICES = {"plain": False, "compressed": True}
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,12 @@ class Top(nn.Module):
 
 
 def train(
-    compressed: bool, iterations: int, start: float, train_set: Clicks, test_set: Clicks, check: bool = True
+    compressed: bool, iterations: int, batch: int, start: float, sets: tuple[Clicks, Clicks], check: bool = True
 ) -> dict[str, float]:
-    """Train from fixed seeds. Returns metrics on the test set, the all-to-all's traffic, and the seconds of all steps
-    and of their exchanges of rows. `check`: also measure the largest error, which costs time."""
+    """Train from fixed seeds on the first of `sets`, `batch` samples per rank and step. Returns metrics on the second,
+    the all-to-all's traffic, and the seconds of all steps and of their exchanges of rows. `check`: also measure the
+    largest error, which costs time."""
+    train_set, test_set = sets
     rank, world = dist.get_rank(), dist.get_world_size()
     tables_of_rank = [list(range(r, len(CATEGORIES), world)) for r in range(world)]
     bounds = BoundSchedule(BOUNDS, start=start, iterations=iterations // 2) if compressed else None
@@ -131,7 +132,7 @@ def train(
     order = np.random.default_rng(2)
     start_s = time.perf_counter()
     for _ in range(iterations):
-        batches = torch.from_numpy(order.choice(TRAIN, (world, BATCH), replace=False))
+        batches = torch.from_numpy(order.choice(TRAIN, (world, batch), replace=False))
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss = functional.binary_cross_entropy_with_logits(
@@ -145,7 +146,7 @@ def train(
     seconds, exchange_seconds = time.perf_counter() - start_s, exchanged_s
     sent, plain, error = exchange.traffic.bytes_sent, exchange.traffic.bytes_plain, exchange.traffic.largest_error
     with torch.no_grad():
-        users = torch.arange(TEST).view(-1, world, BATCH)
+        users = torch.arange(TEST).view(-1, world, TEST // 64)
         guesses = torch.stack([log_odds(test_set, batches) for batches in users])
     everybody = [torch.empty_like(guesses) for _ in range(world)]
     dist.all_gather(everybody, guesses)
@@ -177,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="gloo", help="gloo, switchml, ...")
     parser.add_argument("--steps", "--iterations", type=int, default=800)
+    parser.add_argument("--batch", type=int, default=128, help="samples per rank and step (%(default)s)")
     parser.add_argument("--start", type=float, default=2.0, help="initial error bounds, in multiples of the final ones")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -184,7 +186,8 @@ def main() -> None:
     dist.init_process_group(arguments.backend)
     train_set, test_set = Clicks.draw(TRAIN, 0), Clicks.draw(TEST, 1)
     results = {
-        name: train(name == "szx", arguments.steps, arguments.start, train_set, test_set) for name in ("none", "szx")
+        name: train(is_compressed, arguments.steps, arguments.batch, arguments.start, (train_set, test_set))
+        for name, is_compressed in CHOICES.items()
     }
     best = auc(test_set.odds, test_set.clicks.numpy())
     if dist.get_rank() == 0 and arguments.json:

@@ -1,6 +1,6 @@
 """Time a DLRM's steps and their exchanges of embeddings over links of a given rate: plain and compressed.
 
-    sudo python scripts/experiments/dlrm.py [--ranks 2] [--rate 50mbit] [--steps 200] [--json]
+    sudo python scripts/experiments/dlrm.py [--ranks 2] [--rate 50mbit] [--steps 200] [--batch 128] [--json]
 
 The model, its clicks and the bounds of its tables are those of scripts/examples/dlrm.py. Hosts are network namespaces
 around a switch, their links shaped by tc (emulator/networks/testbed/star.py), with one rank in each, over Gloo.
@@ -29,7 +29,6 @@ BOUNDS_START = 2.0
 """Initial error bounds, in multiples of the final ones."""
 BURST_S = 1e-3
 """Burst of the links: with a longer one, a small exchange would pass at any rate."""
-CHOICES = {"none": False, "szx": True}
 
 
 class RecommendationRank(CallableRank):
@@ -47,11 +46,11 @@ class RecommendationRank(CallableRank):
         address = f"tcp://{store}:{STORE_PORT}"
         dist.init_process_group("gloo", init_method=address, rank=self._place.rank, world_size=self._place.world_size)
 
-    def train(self, is_compressed: bool, steps: int) -> dict[str, float]:
+    def train(self, is_compressed: bool, steps: int, batch: int) -> dict[str, float]:
         """Return the result of the example's `train`."""
         dlrm = example()
         sets = dlrm.Clicks.draw(dlrm.TRAIN, 0), dlrm.Clicks.draw(dlrm.TEST, 1)
-        result: dict[str, float] = dlrm.train(is_compressed, steps, BOUNDS_START, *sets, check=False)
+        result: dict[str, float] = dlrm.train(is_compressed, steps, batch, BOUNDS_START, sets, check=False)
         return result
 
     def leave(self) -> None:
@@ -69,7 +68,7 @@ def example() -> ModuleType:
     return module
 
 
-def run(ranks: int, rate_bps: float, steps: int) -> dict[str, dict[str, float]]:
+def run(ranks: int, rate_bps: float, steps: int, batch: int) -> dict[str, dict[str, float]]:
     """Results by choice: metrics of rank 0, times of the slowest rank."""
     processes = training_context()
     with (
@@ -78,10 +77,10 @@ def run(ranks: int, rate_bps: float, steps: int) -> dict[str, dict[str, float]]:
         Team(processes, RecommendationRank, places(star.hosts)) as team,
     ):
         team.ask(methodcaller("join", star.address(0)))
-        team.ask(methodcaller("train", True, 3))  # Compiles the codec's kernels
+        team.ask(methodcaller("train", True, 3, batch))  # Compiles the codec's kernels
         results = {}
-        for name, is_compressed in CHOICES.items():
-            answers = team.ask(methodcaller("train", is_compressed, steps))
+        for name, is_compressed in example().CHOICES.items():
+            answers = team.ask(methodcaller("train", is_compressed, steps, batch))
             slowest = {key: max(each[key] for each in answers) for key in ("seconds", "exchange_seconds")}
             results[name] = {**answers[0], **slowest}
     return results
@@ -91,11 +90,12 @@ def run(ranks: int, rate_bps: float, steps: int) -> dict[str, dict[str, float]]:
 @option("--ranks", type=Count(2), default=2)
 @option("--rate", "rate_bps", type=RATE, default="50mbit", help="Rate of each link, both ways.")
 @option("--steps", type=Count(1), default=200)
+@option("--batch", type=Count(1), default=128, help="Samples per rank and step.")
 @json_option
-def main(ranks: int, rate_bps: float, steps: int, as_json: bool) -> None:
-    results = run(ranks, rate_bps, steps)
+def main(ranks: int, rate_bps: float, steps: int, batch: int, as_json: bool) -> None:
+    results = run(ranks, rate_bps, steps, batch)
     if as_json:
-        print(json.dumps({"ranks": ranks, "rate_bps": rate_bps, "steps": steps, **results}))
+        print(json.dumps({"ranks": ranks, "rate_bps": rate_bps, "steps": steps, "batch": batch, **results}))
         return
     columns = [
         text("all-to-all"),
@@ -104,7 +104,7 @@ def main(ranks: int, rate_bps: float, steps: int, as_json: bool) -> None:
         number("MB sent"),
         number("accuracy"),
     ]
-    table = Table(columns, title=f"{ranks} ranks, links of {rate_bps / 1e6:g} Mbit/s, {steps} steps")
+    table = Table(columns, title=f"{ranks} ranks, links of {rate_bps / 1e6:g} Mbit/s, {steps} steps of {batch}")
     for name, result in results.items():
         times = (f"{1e3 * result[key] / steps:.2f}" for key in ("seconds", "exchange_seconds"))
         table.add(name, *times, f"{result['bytes_sent'] / 1e6:.2f}", f"{result['accuracy']:.2%}")
