@@ -5,8 +5,8 @@ codes are equal are sent as one, with the row's number for each sample: the vect
 "Accelerating Communication in Deep Learning Recommendation Model Training with Dual-Level Adaptive Lossy Compression",
 SC 2024 (arXiv:2407.04272), with codes of as many bits as the table's range needs in place of a Huffman code.
 
-    samples, rows, uint32 | bits of a code, uint8 | lowest value, step, float32 | the number of each sample's row, without
-    gaps | codes of the rows, without gaps
+    samples, rows, uint32 | bits of a code, uint8 | lowest value, step, float32 | each sample's row, without gaps |
+    codes of the rows, without gaps
 
 Integers and floats are little-endian. If no row repeats, samples have no numbers. With 32 bits, codes are the values
 themselves, which loses nothing: for a bound of 0, one too small for float32 or 16 bits, and for infinities and NaN.
