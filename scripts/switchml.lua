@@ -27,7 +27,11 @@ local WORD_BYTES, NO_ENTRY = 4, 0xFFFFFF
 local ADDRESSED = 0 -- in place of columns
 local PARTIAL_BIT, FLAG_BIT = 0x80, 0x10 -- before the columns of a partial sum: that it is one, and the lowest of its flags
 local REACHES = { [0] = "all", [1] = "root", [2] = "all but the root" }
-local OPS = { [0] = "sum", [1] = "max32", [2] = "max64", [3] = "or", [4] = "xor" }
+local OPS = {
+    [0] = "sum", [1] = "max32", [2] = "max64", [3] = "or", [4] = "xor",
+    [5] = "sum of float16", [6] = "sum of bfloat16", [7] = "mean of float16", [8] = "mean of bfloat16",
+}
+local FIRST_HALF_OP = 5
 local PARTIAL_BYTES = { [5] = 256, [7] = 1024 } -- sums between switches, which have two more bytes
 local PARTIAL = 4 -- in their size code
 local PARTIAL_FLAG_BYTES, AUTH_BYTES = 2, 8
@@ -67,13 +71,15 @@ local f = {
     partial = ProtoField.uint8("switchml.partial", "Flags of a partial sum", base.HEX),
     payload = ProtoField.none("switchml.payload", "Values"),
     values = ProtoField.int32("switchml.values", "Value"),
+    halves = ProtoField.double("switchml.halves", "Value"),
     bitmap = ProtoField.none("switchml.bitmap", "Missing ranks"),
     missing = ProtoField.uint16("switchml.missing", "Missing rank"),
     auth = ProtoField.bytes("switchml.auth", "Authentication (SipHash-2-4)"),
 }
 switchml.fields = {
     f.version, f.type, f.retransmission, f.size, f.job, f.tsi, f.pool_index, f.slot, f.set, f.e0, f.e1, f.ahead,
-    f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.partial, f.payload, f.values, f.bitmap, f.missing,
+    f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.partial, f.payload, f.values, f.halves,
+    f.bitmap, f.missing,
     f.columns, f.mark, f.words, f.entry, f.auth, f.reach, f.root, f.op,
 }
 
@@ -245,6 +251,32 @@ local function add_lanes(tvb, tree, first, bytes, width)
     end
 end
 
+-- The number that 16 bits of float16 or bfloat16 stand for.
+local function half(bits, exponent_bits)
+    local fractions, exponents = 2 ^ (15 - exponent_bits), 2 ^ exponent_bits
+    local sign, exponent = bits >= 0x8000 and -1 or 1, math.floor(bits / fractions) % exponents
+    local fraction = bits % fractions / fractions
+    if exponent == exponents - 1 then
+        return fraction == 0 and sign * math.huge or 0 / 0
+    end
+    local bias = exponents / 2 - 1
+    return exponent == 0 and sign * fraction * 2 ^ (1 - bias) or sign * (1 + fraction) * 2 ^ (exponent - bias)
+end
+
+-- As many whole lanes of half precision as were captured, little-endian.
+local function add_halves(tvb, tree, first, bytes, op)
+    local count, exponent_bits = math.floor(bytes / 2), op % 2 == 1 and 5 or 8
+    if count == 0 then
+        return
+    end
+    local branch = tree:add(f.payload, tvb(first, count * 2))
+    branch:append_text(string.format(": %d lanes of %s", count, exponent_bits == 5 and "float16" or "bfloat16"))
+    for i = 0, count - 1 do
+        local lane = tvb(first + i * 2, 2)
+        branch:add(f.halves, lane, half(lane:le_uint(), exponent_bits)):prepend_text(string.format("[%d] ", i))
+    end
+end
+
 -- The ranks of a wait packet's bitmap; returns them as text.
 local function add_missing(tvb, tree, bytes)
     local ranks = {}
@@ -334,7 +366,7 @@ local function dissect_packet(tvb, captured, length, pinfo, root)
         if captured >= HEADER_BYTES + WORD_BYTES then
             local reach, op = tvb(HEADER_BYTES, 1):uint(), tvb(HEADER_BYTES + 2, 1):uint()
             if not REACHES[reach] or not OPS[op] then
-                problem = string.format("Reach %d, op %d: expected at most 2 and 4", reach, op)
+                problem = string.format("Reach %d, op %d: expected at most 2 and 8", reach, op)
             end
         end
     end
@@ -351,9 +383,12 @@ local function dissect_packet(tvb, captured, length, pinfo, root)
     local bytes = math.min(expected or follows, captured - HEADER_BYTES)
     if addressed then
         if bytes >= WORD_BYTES then
+            local op, first = tvb(HEADER_BYTES + 2, 1):uint(), HEADER_BYTES + WORD_BYTES
             info = info .. " " .. add_address(tvb, tree)
-            if code ~= 6 then
-                add_lanes(tvb, tree, HEADER_BYTES + WORD_BYTES, bytes - WORD_BYTES, LANE_BYTES[kind])
+            if code ~= 6 and op >= FIRST_HALF_OP then
+                add_halves(tvb, tree, first, bytes - WORD_BYTES, op)
+            elseif code ~= 6 then
+                add_lanes(tvb, tree, first, bytes - WORD_BYTES, LANE_BYTES[kind])
             end
         end
     elseif sparse then

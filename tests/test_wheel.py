@@ -46,7 +46,7 @@ def test_wheel_holds_data_and_type_markers(built):
 
 def test_wheel_holds_examples_programs_and_documentation(built):
     _, packaged, _ = built
-    here = {f"switchml/share/{path.relative_to(share.HERE)}" for path in [file.path for file in share.files()]}
+    here = {f"switchml/share/{path.relative_to(share.HERE)}" for file in share.files() for path in _files(file.path)}
     assert {"ddp_digits.py", "two-racks", "switchml.lua", "simple_switch"} <= {Path(name).name for name in here}
     pages = {
         f"switchml/share/docs/{path.relative_to(share.DOCS)}"
@@ -54,6 +54,10 @@ def test_wheel_holds_examples_programs_and_documentation(built):
         if path.is_file() and path.suffix != ".pyc"
     }
     assert (here | pages) - packaged == set()
+
+
+def _files(path):
+    return [path] if path.is_file() else [each for each in path.rglob("*.*") if each.suffix != ".pyc"]
 
 
 def test_source_distribution_is_complete(built):

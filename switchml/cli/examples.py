@@ -14,8 +14,8 @@ import click
 def examples(names: tuple[str, ...], folder: Path, only_path: bool) -> None:
     """List the installed files, or copy them by NAME.
 
-    These are training scripts, experiments on Mininet's networks, a dissector for Wireshark and tshark, and programs
-    named simple_switch and simple_switch_grpc that start this project's P4 switch.
+    These are training scripts, experiments on Mininet's networks, an exercise in P4, a dissector for Wireshark and
+    tshark, and programs named simple_switch and simple_switch_grpc that start this project's P4 switch.
     """
     from switchml import share
     from switchml.tables import Table, show, text

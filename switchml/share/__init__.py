@@ -18,6 +18,7 @@ DOCS = HERE / "docs"
 _KINDS = {
     "example": "scripts/examples/*",
     "experiment": "scripts/experiments/*",
+    "exercise": "scripts/p4_exercise",
     "dissector": "scripts/*.lua",
     "program": "scripts/simple_switch*",
 }
@@ -25,7 +26,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Shared:
-    """A file that a user can copy."""
+    """A file or folder that a user can copy."""
 
     name: str
     kind: str
@@ -33,7 +34,9 @@ class Shared:
 
     @property
     def about(self) -> str:
-        """The file's first sentence."""
+        """The first sentence of the file, or of a folder's README."""
+        if self.path.is_dir():
+            return _sentence((self.path / "README.md").read_text(encoding="utf-8").partition("\n")[2])
         text = self.path.read_text(encoding="utf-8")
         return _sentence(text[text.index('"""') + 3 :] if self.path.suffix == ".py" else _comment(text))
 
@@ -44,7 +47,7 @@ def files() -> list[Shared]:
         Shared(path.name, kind, path)
         for kind, pattern in _KINDS.items()
         for path in sorted(HERE.glob(pattern))
-        if path.is_file()
+        if path.is_file() or not pattern.endswith("*")
     ]
 
 
@@ -58,12 +61,15 @@ def named(name: str) -> Shared:
 
 
 def copy(file: Shared, folder: Path) -> Path:
-    """Copy a file into a folder, which is created if needed; return the copy's path. Raises ConfigError if a file of
-    that name exists there."""
+    """Copy a file or folder into a folder, which is created if needed; return the copy's path. Raises ConfigError if
+    something of that name exists there."""
     target = folder / file.name
     if target.exists():
         raise ConfigError(f"{target} exists already: copy elsewhere with --to, or move it away")
     folder.mkdir(parents=True, exist_ok=True)
+    if file.path.is_dir():
+        shutil.copytree(file.path, target, ignore=shutil.ignore_patterns("__pycache__"))
+        return target
     shutil.copyfile(file.path, target)
     if file.path.read_bytes().startswith(b"#!"):
         target.chmod(0o755)  # a wheel may not preserve it

@@ -5,6 +5,7 @@ import random
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
@@ -16,6 +17,11 @@ from switchml.protocol.packet import (
     CONTRIBUTION,
     FLAG_MIXED,
     FLAG_OVERFLOW,
+    OP_MEAN_BFLOAT16,
+    OP_MEAN_FLOAT16,
+    OP_SUM_BFLOAT16,
+    OP_SUM_FLOAT16,
+    REACH_ALL,
     RESULT,
     UDP_PORT,
 )
@@ -216,6 +222,21 @@ def test_exponents_in_words(tshark):
     for text in ("Ahead: 127 (unknown)", "Need: 127 (not finite)", "Used: 125 (integer)",
                  "Need: -128 (2^-126 or zeros)", "Used: 127 (classify)", "Ahead: 5 (2^7)"):  # fmt: skip
         assert text in output
+
+
+@pytest.mark.parametrize(("op", "dtype"), [
+    (OP_SUM_FLOAT16, "float16"), (OP_SUM_BFLOAT16, "bfloat16"), (OP_MEAN_FLOAT16, "float16"),
+    (OP_MEAN_BFLOAT16, "bfloat16"),
+])  # fmt: skip
+def test_lanes_of_half_precision(tshark, op, dtype):
+    torch = pytest.importorskip("torch")
+    lanes = torch.tensor([0.0, 1.0, -1.5, 2**-10, -(2**-20), 300.0, float("inf"), float("nan")] * 16)
+    halves = lanes.to(getattr(torch, dtype))
+    words = np.frombuffer(halves.view(torch.int16).numpy().tobytes(), ">i4").tolist()
+    packet = AddressedPacket(CONTRIBUTION, 4096, 7, 0, 127, 5, REACH_ALL, 0, op, words)
+    (row,) = fields(tshark([packet.pack()], *ask(["switchml.malformed", "switchml.halves"])), ["malformed", "halves"])
+    assert row["malformed"] == []
+    np.testing.assert_array_equal([float(value) for value in row["halves"]], halves.double().numpy())
 
 
 def test_broken_packets_get_an_expert_info(tshark):
