@@ -28,7 +28,7 @@ from host_agent.pytorch import backend as torch_backend  # noqa: F401 (registers
 
 CATEGORIES = (400, 200, 100, 100, 50, 50, 20, 10)
 """Rows of each table."""
-BOUNDS = (0.01, 0.01, 0.03, 0.03, 0.03, 0.03, 0.05, 0.05)
+BOUNDS = (0.005, 0.005, 0.01, 0.01, 0.01, 0.01, 0.02, 0.02)
 """Final error bound of each table: tighter for large tables, whose rows are used less often."""
 DENSE = 4
 WIDTH = 16
