@@ -42,6 +42,7 @@ SECOND_TIER = (
     "host_agent/pipeline/test_pipeline.py",
     "host_agent/profile/test_capture.py",
     "host_agent/pytorch/test_all_to_all.py",
+    "host_agent/pytorch/test_hybrid.py",
     "host_agent/pytorch/test_comm_hooks.py",
     "host_agent/pytorch/test_hugging_face.py",
     "host_agent/pytorch/test_sparse.py",
