@@ -38,7 +38,7 @@ from emulator.peers.script.shapes import (
     shape_of,
     shapes_of,
 )
-from emulator.peers.script.tensors import DeviceTensor, owner
+from emulator.peers.script.tensors import DeviceTensor, is_ours, owner
 from switchml.errors import EmulationError
 
 aten = torch.ops.aten
@@ -116,9 +116,7 @@ class Device(_Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **(kwargs or {}))  # torch only needs shapes, as DTensor does of whole tensors
-        if any(
-            one not in _OUR_TYPES and not issubclass(one, DeviceTensor) for one in types
-        ):  # DTensor and similar types, which decompose themselves first
+        if not all(map(is_ours, types)):
             return NotImplemented
         return self.run(func, args, kwargs or {})
 
@@ -459,8 +457,6 @@ def _is_of_device(tensor: Any) -> bool:
         return False
     return tensor.device.type == "cuda" or getattr(tensor.untyped_storage(), "is_of_device", False)
 
-
-_OUR_TYPES = {DeviceTensor, torch.Tensor, torch.nn.Parameter}
 
 _FILLED = {
     aten.empty.memory_format,

@@ -58,6 +58,8 @@ def install(network: Network) -> None:
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
     take_over(BACKEND, init_method=None, store=dist.HashStore(), rank=network.ranks.rank, world_size=network.world)
+    if dist.rpc.is_available():
+        replace(dist.rpc, {"init_rpc": _refuse_rpc})
     for module in (dist, dist.distributed_c10d):
         replace(module, {"get_backend": lambda group=None: "nccl", "is_nccl_available": lambda: True})
     replace(dist.distributed_c10d, {"_set_pg_timeout": lambda timeout, group=None: None})
@@ -66,6 +68,10 @@ def install(network: Network) -> None:
     # The first reads a CUDA timer, the second compares values between ranks.
     replace(dist.Logger, {"set_runtime_stats_and_log": lambda _: None})
     replace(torch.nn.parallel.distributed, {"_verify_param_shape_across_processes": lambda *_: None})
+
+
+def _refuse_rpc(*_: Any, **__: Any) -> None:
+    raise EmulationError("torch.distributed.rpc can't be emulated: expected collectives, or send and recv")
 
 
 def _may_be_known(tensors: Sequence[torch.Tensor]) -> bool:

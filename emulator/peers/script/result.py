@@ -60,6 +60,8 @@ def result_of(session: Session, script: str) -> ScriptResult:
         raise EmulationError(f'{script} put nothing on a GPU in its last iteration: expected training on "cuda"')
     if len(session.boundaries) < 2:
         notes.append("the script ran one iteration: its time includes setup")
+    if session.rounds.idle:
+        notes.append(f"optimizers that made no step in the iteration: {session.rounds.idle}")
     if session.compiled.is_used and (session.replayer.has_diverged or not session.replayer.is_ready):
         why = "iterations differ" if session.replayer.has_diverged else "the script ran fewer than four iterations"
         notes.append(f"torch.compile is ignored, as {why}: operators are those of eager mode")

@@ -143,6 +143,54 @@ def test_masks_that_are_known(tmp_path):
     assert "result" in outcome, outcome
 
 
+def test_nested_tensors(tmp_path):
+    """Jagged ones of known lengths run as their values do."""
+    text = """
+    rows = [torch.randn(length, 512) for length in (30, 20, 50)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda")
+    assert model(nested).values().shape == (100, 512)
+    parameters = torch.backends.cuda.SDPAParams(*[torch.randn(1, 2, 8, 64).cuda().half()] * 3, None, 0.0, True, False)
+    assert torch.backends.cuda.can_use_flash_attention(parameters)
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
+def test_attributes_of_moved_parameters(tmp_path):
+    """FullyShardedDataParallel marks its parameters, and moves their data to the host and back."""
+    text = """
+    kept = nn.Linear(64, 64).weight
+    kept.marked = True
+    kept.data = kept.data.cuda()
+    assert kept.is_cuda and kept.marked and isinstance(kept, nn.Parameter)
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
+def test_lbfgs(tmp_path):
+    """A step evaluates the loss as often as it may: losses that are not known do not count as converged."""
+    text = """
+    import torch
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+
+    def closure():
+        calls.append(0)
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+        loss.backward()
+        return loss
+
+    for step in range(2):
+        calls = []
+        optimizer.step(closure)
+        assert len(calls) == 5, len(calls)
+    """
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+
+
 def test_threads(tmp_path):
     """Transformers moves weights to the GPU in a pool of threads."""
     text = """
