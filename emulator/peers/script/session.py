@@ -61,7 +61,7 @@ class Session:
         self._updates = Updates(self._mark, self.modules.parameters)
         self.rounds = Rounds(self._updates.optimizers)
         self._early: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
-        """Times as in `boundaries` of steps before the first iteration has ended, by the optimizer's identity."""
+        """As `boundaries`: steps before the second iteration has ended, by the optimizer's identity."""
         self._in_optimizer = False
         self.host_steps = 0
         """Steps of optimizers whose weights are on the host."""
@@ -175,16 +175,16 @@ class Session:
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._mark("optimizer states", value)
-        if not self.boundaries:
+        if len(self.boundaries) < 2:
             self._early[id(optimizer)].append((self.clock.now_s, len(self.clock.spans)))
         if self.rounds.ends(optimizer):
             self._end_iteration()
 
     def end(self) -> None:
-        """End the last iteration of a script that has ended: its steps are iterations if an optimizer that it has made
-        none was still awaited."""
-        if not self.boundaries:
-            self.boundaries = max(self._early.values(), key=len, default=[])
+        """Called when the script has ended: if it has made no two iterations, the most frequent optimizer's steps count
+        as such."""
+        if len(self.boundaries) < 2:
+            self.boundaries = max(self.boundaries, *self._early.values(), [], key=len)
 
     def _end_iteration(self) -> None:
         if len(self.boundaries) == self._iterations:

@@ -191,6 +191,19 @@ def test_compiled_modules(tmp_path):
     assert "result" in outcome, outcome
 
 
+def test_set_up_of_groups(tmp_path, monkeypatch):
+    """Torch's barrier in a store, which other ranks would have to reach, and the backend that the script requests."""
+    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+    text = """
+    import torch.distributed as dist
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    gloo, same, foreign = dist.new_group(backend="gloo"), dist.new_group(), dist.new_group([1, 2])
+    assert dist.get_backend() == dist.get_backend(same) == "cpu:gloo,cuda:nccl" and dist.get_backend(gloo) == "gloo"
+    """
+    outcome = play(tmp_path, textwrap.dedent(text) + OPTIMIZERS + "    train(first, 64)\n", world=8)
+    assert "result" in outcome, outcome
+
+
 def test_time_outs(tmp_path):
     """Gloo's barrier with a time-out, a method of the process group; a later time-out of a group's collectives."""
     text = """
