@@ -14,7 +14,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,6 +161,8 @@ class Device(_Mode):
         if func is aten.set_.source_Tensor:
             torch._C.TensorBase.data.__set__(*args)  # type: ignore[attr-defined]
             return args[0]
+        if func is aten.resize_.default:
+            return self._resized(*args, **kwargs)
         rule = values.RULES.get(func)
         if rule is not None:
             with self:
@@ -175,6 +177,20 @@ class Device(_Mode):
                 "and a process for each GPU, as torchrun starts"
             )
         return self._device
+
+    def _resized(self, tensor: torch.Tensor, size: Any, memory_format: Any = None) -> torch.Tensor:
+        """Change a tensor's size, within its storage if that is large enough."""
+        wanted = torch.empty(size, dtype=tensor.dtype, device="meta")
+        if memory_format not in (None, torch.preserve_format):
+            wanted = wanted.contiguous(memory_format=memory_format)
+        shape = replace(shape_of(wanted), offset=int(tensor.storage_offset()))
+        storage = tensor.untyped_storage()
+        self.known.forget(storage._cdata)
+        fits = (shape.offset + wanted.numel()) * shape.element_bytes <= _NBYTES(storage)
+        of_storage = Returns(0, "self", is_same=False) if fits else None
+        data = self._one(shape, of_storage, (tensor,), {}, tensor.device)
+        torch._C.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
+        return tensor
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         selected = self.known.selected(args[values.MASKS[func]]) if func in values.MASKS else None

@@ -190,6 +190,8 @@ class Session:
         if len(self.boundaries) == self._iterations:
             self.ranks.finish()
             return
+        for frozen in self.modules.parameters():
+            self._mark("weights", frozen)
         self.ledger.mark_rest("buffers and buckets")
         self.scopes.append((f"ProfilerStep#{len(self.boundaries)}", self._stepped_s, self.clock.host_s))
         self.boundaries.append((self.clock.now_s, len(self.clock.spans)))

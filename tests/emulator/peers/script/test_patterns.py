@@ -168,6 +168,28 @@ def test_attributes_of_moved_parameters(tmp_path):
     assert "result" in outcome, outcome
 
 
+def test_resized(tmp_path):
+    """Context parallelism shrinks a buffer to its shard, and restores it: within its storage, or in a larger one."""
+    text = """
+    whole, before = torch.randn(2, 64, 4, device="cuda"), torch.cuda.memory_allocated()
+    for rows in (16, 64):
+        assert whole.resize_(2, rows, 4) is whole and whole.shape == (2, rows, 4) and whole.stride() == (rows * 4, 4, 1)
+        whole.copy_(torch.ones(2, rows, 4, device="cuda"))
+    assert torch.cuda.memory_allocated() == before
+    assert whole.resize_(4096).shape == (4096,) and torch.cuda.memory_allocated() == before + 4 * (4096 - 512)
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
+def test_frozen_weights(tmp_path):
+    """They are weights, whether they are trained or not."""
+    frozen = TRAIN.replace("step in", "_ in").replace("model(", "model(frozen(", 1)
+    frozen = frozen.replace("optimizer = ", "frozen = nn.Linear(512, 512).cuda().requires_grad_(False)\noptimizer = ")
+    result = play(tmp_path, frozen.replace('device="cuda"))', 'device="cuda")))'))["result"]
+    assert result["memory"]["weights"] == pytest.approx(2 * 4 * 512 * 513, rel=0.01)
+
+
 def test_lbfgs(tmp_path):
     """A step evaluates the loss as often as it may: losses that are not known do not count as converged."""
     text = """
