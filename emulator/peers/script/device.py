@@ -214,6 +214,8 @@ class Device(_Mode):
         ones = masks.selected_by(self.known, func, args, kwargs)
         if inferred.is_scalar or (inferred.is_small and self.known.are_known(flat)):
             self.known.compute(func, flat, spec, result)
+        elif inferred.is_small and self.known.decide(func, flat, result):
+            pass
         elif func in values.TRUE:
             self.known.assume(result, True)
         elif func in values.MASKS or func.name() in metas.OF_PACKAGES:
@@ -255,7 +257,9 @@ class Device(_Mode):
 
     def _compute_in_place(self, func: Any, flat: list[Any], spec: Any, inferred: _ShapeResult) -> bool:
         """Compute an in-place operator of the device whose inputs are known; return False if it isn't one."""
-        return isinstance(flat[0], DeviceTensor) and self.known.compute_in_place(func, flat, spec, inferred.changed)
+        if not isinstance(flat[0], DeviceTensor):
+            return False
+        return self.known.compute_in_place(func, flat, spec, inferred.changed) or self.known.decide(func, flat, flat[0])
 
     def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:
         """Mark the outputs of an operator as unknown; a host tensor that it copied to gets plausible values."""

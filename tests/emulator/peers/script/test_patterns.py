@@ -190,6 +190,23 @@ def test_frozen_weights(tmp_path):
     assert result["memory"]["weights"] == pytest.approx(2 * 4 * 512 * 513, rel=0.01)
 
 
+def test_ends_of_sequences(tmp_path):
+    """Transformers generates until all sequences have the maximum length or an end, of which no value is known."""
+    text = """
+    unfinished = torch.ones(8, dtype=torch.long, device="cuda")
+    for length in range(5):
+        assert length < 4, "it never ends"
+        ended = torch.randn(8, 9, device="cuda").argmax(1) == 1
+        unfinished = unfinished & ~(torch.full((8,), length == 3, device="cuda") | ended)
+        if unfinished.max() == 0:
+            break
+    ended |= torch.tensor([True] * 8).cuda()
+    assert length == 3 and ended.tolist() == [True] * 8
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
 def test_lbfgs(tmp_path):
     """A step evaluates the loss as often as it may: losses that are not known do not count as converged."""
     text = """
