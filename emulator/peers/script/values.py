@@ -228,12 +228,11 @@ class KnownValues:
         decided = _DECIDED.get(func._schema.name)
         if decided is None or (decided and result.dtype is not torch.bool) or result.device.type == "cpu":
             return False
-        for one in flat[:2]:
-            if isinstance(one, torch.Tensor) and one.shape == result.shape and self.are_known([one]):
-                if bool(((self.real(one) != 0) == decided).all()):
-                    self.store(result, torch.full(result.shape, decided, dtype=result.dtype, device="cpu"))
-                    return True
-        return False
+        operands = [one for one in flat[:2] if isinstance(one, torch.Tensor) and one.shape == result.shape]
+        is_decided = any(self.are_known([one]) and bool(((self.real(one) != 0) == decided).all()) for one in operands)
+        if is_decided:
+            self.store(result, torch.full(result.shape, decided, dtype=result.dtype, device="cpu"))
+        return is_decided
 
     def compute_in_place(self, func: Any, flat: list[Any], spec: Any, changed: tuple[int | str, ...]) -> bool:
         """Compute an operator that modifies tensors, if the values of all are known. Return whether they were."""
