@@ -34,8 +34,9 @@ def run(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def take_over(backend: str, **initial: Any) -> None:
-    """Make all process groups created from now on use `backend`; `initial` are arguments of `init_process_group`."""
+def take_over(backend: str, requested: Callable[[Any, Any], None] = lambda *_: None, **initial: Any) -> None:
+    """Make all process groups created from now on use `backend`; `initial` are arguments of `init_process_group`.
+    `requested`: called with each group (None: the default one) and the backend that the script requests."""
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
@@ -46,9 +47,12 @@ def take_over(backend: str, **initial: Any) -> None:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
             bound = signature.bind(*args, **kwargs)
+            wanted = bound.arguments.get("backend")
             bound.arguments |= {"backend": backend, **given}
             bound.arguments.pop("device_id", None)
-            return function(*bound.args, **bound.kwargs)
+            made = function(*bound.args, **bound.kwargs)
+            requested(made, wanted)
+            return made
 
         return call
 

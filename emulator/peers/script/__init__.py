@@ -4,7 +4,8 @@ its device work is costed.
 `session.py` puts it together (start reading there). `driver.py` makes torch accept "cuda" as a device, `device.py`
 implements its operators (`tensors.py`: its tensors; `shapes.py`: inputs and outputs), `choices.py` and `cuda.py` answer
 queries of torch and scripts about it (`answers.py`: of torch.cuda's functions; `streams.py`; `typed.py`: old names of
-dtypes; `nvidia_smi.py`: queries of the program); `flex.py` costs `flex_attention`;
+dtypes; `nvidia_smi.py`: queries of the program); `flex.py` costs `flex_attention`; `rounds.py` and
+`updates.py` tell where iterations end;
 `values.py` provides the few values that scripts read. `clock.py` is the device's time, `costs.py` the operators'
 durations (`recurrent.py`: LSTM and GRU); `allocator.py` is its memory, `memory.py` attributes it. `compiling.py`
 records the use of torch.compile, `fusion.py` predicts its kernels, and `plan_replayer.py` replays them. `group.py`

@@ -46,7 +46,10 @@ class Checkpoints:
         return spec
 
     def _skip_all(self, module: ModuleType) -> None:
-        vars(module).update(save=self._skip, load=self._skip, async_save=self._skip_later)
+        names = ("save", "load", "save_state_dict", "load_state_dict")
+        changed: dict[str, Any] = {**dict.fromkeys(names, self._skip), "async_save": self._skip_later}
+        for part in (module, module.state_dict_saver, module.state_dict_loader):
+            vars(part).update({name: change for name, change in changed.items() if hasattr(part, name)})
 
     def _skip(self, *_: Any, **__: Any) -> None:
         self.skipped += 1

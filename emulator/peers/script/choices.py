@@ -40,6 +40,8 @@ def install(accelerator: Accelerator) -> None:
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
     _chosen.update(recurrent.install(library))
+    for name, takes in _KERNELS.items():
+        setattr(torch._C, f"_can_use_{name}_attention", lambda given, *_, takes=takes: takes(has_flash, given))
 
 
 def is_composite(func: Any) -> bool:
@@ -76,6 +78,25 @@ def _with_kernels() -> list[str]:
         if name.startswith("aten::") and has(name, "CompositeImplicitAutograd") and has(name, "CPU"):
             found.append(name)
     return [name.removeprefix("aten::") for name in found if not has(name, "CUDA")]
+
+
+def _is_half(given: Any) -> bool:
+    return given.query.dtype in (torch.float16, torch.bfloat16)
+
+
+def _takes_flash(has_flash: bool, given: Any) -> bool:
+    head = given.query.size(-1)
+    enabled = has_flash and torch.backends.cuda.flash_sdp_enabled()
+    return enabled and _is_half(given) and given.attn_mask is None and head <= _FLASH_HEAD and not head % 8
+
+
+_KERNELS: dict[str, Callable[[bool, Any], bool]] = {
+    "flash": _takes_flash,
+    "mem_efficient": lambda has_flash, given: torch.backends.cuda.mem_efficient_sdp_enabled(),
+    "cudnn": lambda has_flash, given: has_flash and _is_half(given) and torch.backends.cuda.cudnn_sdp_enabled(),
+}
+"""Whether a kernel can be used for arguments of attention, if the device has FlashAttention or not: for scripts that
+ask, and for nested tensors, whose kernel torch chooses in Python."""
 
 
 def _attention(

@@ -372,6 +372,13 @@ def _recurrent(self: Costs, operator: Operator) -> float:
     return float(products + self._moved_s(work.moved_bytes) + work.others * self._kernel_s)
 
 
+def _distances(self: Costs, operator: Operator) -> float:
+    """Return the duration of `cdist` without a GEMM: each pair of rows is read."""
+    left, right = operator.inputs[:2] if operator.base == "_cdist_forward" else operator.inputs[1:3]
+    pairs = math.prod(left.size[:-1]) * right.size[-2]
+    return self._moved_s(pairs * (2.0 * left.size[-1] + 1) * left.element_bytes) + self._kernel_s
+
+
 _TITLES = {
     "matrix products": (
         *(*_MATRICES, "_grouped_mm", "_scaled_grouped_mm"),
@@ -391,6 +398,7 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "bitsandbytes.int8_linear_matmul": lambda self, one: _linear(self, one),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    **dict.fromkeys(("_cdist_forward", "_cdist_backward"), _distances),
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent,
     **{name: partial(Costs.attention, backward=is_backward) for name, is_backward in _ATTENTION.items()},

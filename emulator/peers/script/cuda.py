@@ -92,6 +92,7 @@ def _data() -> property:
         other = data.detach()
         if isinstance(tensor, torch.nn.Parameter):
             other = torch.nn.Parameter(other, requires_grad=tensor.requires_grad)
+        vars(other).update(vars(tensor))
         torch.utils.swap_tensors(tensor, other)
 
     return property(plain.__get__, change)

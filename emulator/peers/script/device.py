@@ -14,7 +14,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +38,7 @@ from emulator.peers.script.shapes import (
     shape_of,
     shapes_of,
 )
-from emulator.peers.script.tensors import DeviceTensor, owner
+from emulator.peers.script.tensors import DeviceTensor, is_ours, owner
 from switchml.errors import EmulationError
 
 aten = torch.ops.aten
@@ -116,9 +116,7 @@ class Device(_Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **(kwargs or {}))  # torch only needs shapes, as DTensor does of whole tensors
-        if any(
-            one not in _OUR_TYPES and not issubclass(one, DeviceTensor) for one in types
-        ):  # DTensor and similar types, which decompose themselves first
+        if not all(map(is_ours, types)):
             return NotImplemented
         return self.run(func, args, kwargs or {})
 
@@ -163,6 +161,8 @@ class Device(_Mode):
         if func is aten.set_.source_Tensor:
             torch._C.TensorBase.data.__set__(*args)  # type: ignore[attr-defined]
             return args[0]
+        if func is aten.resize_.default:
+            return self._resized(*args, **kwargs)
         rule = values.RULES.get(func)
         if rule is not None:
             with self:
@@ -177,6 +177,20 @@ class Device(_Mode):
                 "and a process for each GPU, as torchrun starts"
             )
         return self._device
+
+    def _resized(self, tensor: torch.Tensor, size: Any, memory_format: Any = None) -> torch.Tensor:
+        """Change a tensor's size, within its storage if that is large enough."""
+        wanted = torch.empty(size, dtype=tensor.dtype, device="meta")
+        if memory_format not in (None, torch.preserve_format):
+            wanted = wanted.contiguous(memory_format=memory_format)
+        shape = replace(shape_of(wanted), offset=int(tensor.storage_offset()))
+        storage = tensor.untyped_storage()
+        self.known.forget(storage._cdata)
+        fits = (shape.offset + wanted.numel()) * shape.element_bytes <= _NBYTES(storage)
+        of_storage = Returns(0, "self", is_same=False) if fits else None
+        data = self._one(shape, of_storage, (tensor,), {}, tensor.device)
+        torch._C.TensorBase.data.__set__(tensor, data)  # type: ignore[attr-defined]
+        return tensor
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         selected = self.known.selected(args[values.MASKS[func]]) if func in values.MASKS else None
@@ -200,6 +214,8 @@ class Device(_Mode):
         ones = masks.selected_by(self.known, func, args, kwargs)
         if inferred.is_scalar or (inferred.is_small and self.known.are_known(flat)):
             self.known.compute(func, flat, spec, result)
+        elif inferred.is_small and self.known.decide(func, flat, result):
+            pass
         elif func in values.TRUE:
             self.known.assume(result, True)
         elif func in values.MASKS or func.name() in metas.OF_PACKAGES:
@@ -241,7 +257,9 @@ class Device(_Mode):
 
     def _compute_in_place(self, func: Any, flat: list[Any], spec: Any, inferred: _ShapeResult) -> bool:
         """Compute an in-place operator of the device whose inputs are known; return False if it isn't one."""
-        return isinstance(flat[0], DeviceTensor) and self.known.compute_in_place(func, flat, spec, inferred.changed)
+        if not isinstance(flat[0], DeviceTensor):
+            return False
+        return self.known.compute_in_place(func, flat, spec, inferred.changed) or self.known.decide(func, flat, flat[0])
 
     def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:
         """Mark the outputs of an operator as unknown; a host tensor that it copied to gets plausible values."""
@@ -459,8 +477,6 @@ def _is_of_device(tensor: Any) -> bool:
         return False
     return tensor.device.type == "cuda" or getattr(tensor.untyped_storage(), "is_of_device", False)
 
-
-_OUR_TYPES = {DeviceTensor, torch.Tensor, torch.nn.Parameter}
 
 _FILLED = {
     aten.empty.memory_format,

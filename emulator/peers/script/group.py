@@ -57,15 +57,35 @@ def install(network: Network) -> None:
         return ScriptGroup(network, options)
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
-    take_over(BACKEND, init_method=None, store=dist.HashStore(), rank=network.ranks.rank, world_size=network.world)
+    requested: dict[str, str] = {}
+
+    def request(group: Any, backend: str | None) -> None:
+        group = group or dist.group.WORLD
+        if isinstance(group, dist.ProcessGroup):  # of which this rank is a member
+            requested[group.group_name] = backend or backend_of()
+
+    def backend_of(group: Any = None) -> str:
+        every = [group, dist.group.WORLD]
+        return next((requested[one.group_name] for one in every if one and one.group_name in requested), "nccl")
+
+    initial = {"init_method": None, "store": dist.HashStore(), "rank": network.ranks.rank, "world_size": network.world}
+    take_over(BACKEND, request, **initial)
+    if dist.rpc.is_available():
+        replace(dist.rpc, {"init_rpc": _refuse_rpc})
     for module in (dist, dist.distributed_c10d):
-        replace(module, {"get_backend": lambda group=None: "nccl", "is_nccl_available": lambda: True})
-    replace(dist.distributed_c10d, {"_set_pg_timeout": lambda timeout, group=None: None})
+        replace(module, {"get_backend": backend_of, "is_nccl_available": lambda: True})
+    # The second waits for keys of other ranks in a store (TORCH_DIST_INIT_BARRIER).
+    alone = {"_set_pg_timeout": lambda timeout, group=None: None, "_store_based_barrier": lambda *_, **__: None}
+    replace(dist.distributed_c10d, alone)
     # Gloo's barrier, which is for host tensors.
     replace(dist.ProcessGroup, {"monitored_barrier": lambda group, *_, **__: dist.barrier(group)})
     # The first reads a CUDA timer, the second compares values between ranks.
     replace(dist.Logger, {"set_runtime_stats_and_log": lambda _: None})
     replace(torch.nn.parallel.distributed, {"_verify_param_shape_across_processes": lambda *_: None})
+
+
+def _refuse_rpc(*_: Any, **__: Any) -> None:
+    raise EmulationError("torch.distributed.rpc can't be emulated: expected collectives, or send and recv")
 
 
 def _may_be_known(tensors: Sequence[torch.Tensor]) -> bool:

@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> None:
         except SystemExit as ended:
             if ended.code not in (None, 0):
                 raise
+        session.end()
         outcome = {"result": result_of(session, name).to_json()}
         if request.get("profile"):
             profile.write(session, Path(request["profile"]))

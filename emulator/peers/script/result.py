@@ -1,6 +1,7 @@
 """Result of a script: iteration time by part, and memory at its peak."""
 
 import dataclasses
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,9 +61,16 @@ def result_of(session: Session, script: str) -> ScriptResult:
         raise EmulationError(f'{script} put nothing on a GPU in its last iteration: expected training on "cuda"')
     if len(session.boundaries) < 2:
         notes.append("the script ran one iteration: its time includes setup")
+    if session.rounds.idle:
+        notes.append(f"optimizers that made no step in the iteration: {session.rounds.idle}")
     if session.compiled.is_used and (session.replayer.has_diverged or not session.replayer.is_ready):
         why = "iterations differ" if session.replayer.has_diverged else "the script ran fewer than four iterations"
         notes.append(f"torch.compile is ignored, as {why}: operators are those of eager mode")
+    inductor = sys.modules.get("torch._inductor.config")
+    if session.compiled.is_used and getattr(inductor, "_micro_pipeline_tp", False):
+        notes.append(
+            "asynchronous tensor parallelism (_micro_pipeline_tp) is not emulated: its exchanges are not hidden"
+        )
     if session.device.known.assumed_reads:
         notes.append(
             "unknown values that the script read (a loss, a norm), assumed plausible: "

@@ -5,7 +5,7 @@ process (`program.py`), as it changes torch permanently.
 import importlib
 import math
 import os
-import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +26,7 @@ from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.modules import OUTSIDE, Modules
 from emulator.peers.script.operators import Operator
 from emulator.peers.script.plan_replayer import PlanReplayer
+from emulator.peers.script.rounds import Rounds, parameters
 from emulator.peers.script.updates import Updates
 from switchml.units import memory_text
 
@@ -57,13 +58,10 @@ class Session:
         self._costs = Costs(accelerator, cluster.software, cluster.host_link_bytes_per_s)
         self._blocks: dict[int, Block | None] = {}
         self._workspaces: set[bool] = set()
-        self._optimizer: weakref.ref[Any] | None = None
-        """The first that made a step, or its successor for the same parameters: its steps end iterations."""
-        self._leading = 0
-        """Identity of its first parameter."""
-        self._followers: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Other optimizers of the same parameters that have made a step since its last one."""
         self._updates = Updates(self._mark, self.modules.parameters)
+        self.rounds = Rounds(self._updates.optimizers)
+        self._early: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+        """As `boundaries`: steps before the second iteration has ended, by the optimizer's identity."""
         self._in_optimizer = False
         self.host_steps = 0
         """Steps of optimizers whose weights are on the host."""
@@ -162,9 +160,12 @@ class Session:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._in_optimizer, self._called_s = True, self.clock.host_s
-        parameters = _parameters(optimizer)
-        self.host_steps += any(one.grad is not None and one.device.type == "cpu" for one in parameters)
-        for parameter in parameters:
+        own = parameters(optimizer)
+        if isinstance(optimizer, torch.optim.LBFGS) and any(map(self.device.storage_number, own)):
+            for entry in optimizer.param_groups:  # losses that are all the same would have converged
+                entry |= dict.fromkeys(("tolerance_grad", "tolerance_change"), -math.inf)
+        self.host_steps += any(one.grad is not None and one.device.type == "cpu" for one in own)
+        for parameter in own:
             self._mark("weights", parameter)
             self._mark("gradients", parameter.grad)
 
@@ -174,26 +175,23 @@ class Session:
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._mark("optimizer states", value)
-        if self._leads(optimizer):
-            self._followers.clear()
+        if len(self.boundaries) < 2:
+            self._early[id(optimizer)].append((self.clock.now_s, len(self.clock.spans)))
+        if self.rounds.ends(optimizer):
             self._end_iteration()
-        else:
-            self._followers.add(optimizer)
 
-    def _leads(self, optimizer: Any) -> bool:
-        """Return whether an optimizer's step ends an iteration. Two of the same parameters may alternate, or one may
-        contain the other; the second succeeds the first once that no longer exists or makes no step between two of the
-        second's."""
-        first, leader = id(_first(optimizer)), self._optimizer and self._optimizer()
-        if self._optimizer is None or (first == self._leading and (leader is None or optimizer in self._followers)):
-            self._optimizer, self._leading = weakref.ref(optimizer), first
-            return True
-        return leader is optimizer
+    def end(self) -> None:
+        """Called when the script has ended: if it has made no two iterations, the most frequent optimizer's steps count
+        as such."""
+        if len(self.boundaries) < 2:
+            self.boundaries = max(self.boundaries, *self._early.values(), [], key=len)
 
     def _end_iteration(self) -> None:
         if len(self.boundaries) == self._iterations:
             self.ranks.finish()
             return
+        for frozen in self.modules.parameters():
+            self._mark("weights", frozen)
         self.ledger.mark_rest("buffers and buckets")
         self.scopes.append((f"ProfilerStep#{len(self.boundaries)}", self._stepped_s, self.clock.host_s))
         self.boundaries.append((self.clock.now_s, len(self.clock.spans)))
@@ -236,12 +234,3 @@ def _is_expandable() -> bool:
     usage")."""
     options = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     return "expandable_segments:true" in options.replace(" ", "").lower()
-
-
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [one for entry in optimizer.param_groups for one in entry["params"]]
-
-
-def _first(optimizer: Any) -> Any:
-    """Return an optimizer's first parameter; without parameters, itself."""
-    return next(iter(_parameters(optimizer)), optimizer)

@@ -40,6 +40,8 @@ class DeviceTensor(_Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not all(map(is_ours, types)):
+            return NotImplemented
         return owner[0].run(func, args, kwargs or {})
 
     def __repr__(self) -> str:
@@ -80,6 +82,11 @@ class DeviceTensor(_Tensor):
             )
         known = owner[0].known.payload(self)
         return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad, known)
+
+
+def is_ours(kind: type) -> bool:
+    """Return whether the device runs operators of such tensors: others (DTensor, nested tensors) decompose first."""
+    return kind in (torch.Tensor, torch.nn.Parameter) or issubclass(kind, DeviceTensor)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 received gradients, followed by the next forward pass."""
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,8 @@ class Updates:
         """By storage: parameters that have received gradients since the last update."""
         self._updated_at: int | None = None
         """Number of autograd nodes at the last update."""
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The script's that exist."""
         self._is_by_hand = True
         create = torch.optim.Optimizer.__init__
 
@@ -29,6 +32,7 @@ class Updates:
         def created(*arguments: Any, **options: Any) -> None:
             self._is_by_hand = False
             create(*arguments, **options)
+            self.optimizers.add(arguments[0])
 
         torch.optim.Optimizer.__init__ = created  # type: ignore[method-assign]
 

@@ -24,6 +24,12 @@ TRUE = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 COUNTS = {aten.bincount.default, aten.histc.default}
 """Operators that count occurrences of numbers: assumed to be equal if inputs are unknown."""
 
+_DECIDED = {
+    **dict.fromkeys(("aten::bitwise_or", "aten::bitwise_or_", "aten::logical_or", "aten::logical_or_"), True),
+    **dict.fromkeys(("aten::bitwise_and", "aten::bitwise_and_", "aten::logical_and", "aten::logical_and_"), False),
+}
+"""Operators whose result one operand decides if all of its elements are so."""
+
 MASKS = {aten.nonzero.default: 0, aten.masked_select.default: 1}
 """Operators whose result has an element for each of a mask's that is not zero, half of them if unknown; and the mask's
 place among their arguments."""
@@ -215,6 +221,18 @@ class KnownValues:
                 self._set(result, given.reshape(()).item())
             else:
                 self.copied(result, given)
+
+    def decide(self, func: Any, flat: list[Any], result: torch.Tensor) -> bool:
+        """Store the result of "or" with known ones, or of "and" with known zeros, whatever the other operand is. Return
+        whether it is such: whether all sequences have reached their maximum length, or end."""
+        decided = _DECIDED.get(func._schema.name)
+        if decided is None or (decided and result.dtype is not torch.bool) or result.device.type == "cpu":
+            return False
+        operands = [one for one in flat[:2] if isinstance(one, torch.Tensor) and one.shape == result.shape]
+        is_decided = any(self.are_known([one]) and bool(((self.real(one) != 0) == decided).all()) for one in operands)
+        if is_decided:
+            self.store(result, torch.full(result.shape, decided, dtype=result.dtype, device="cpu"))
+        return is_decided
 
     def compute_in_place(self, func: Any, flat: list[Any], spec: Any, changed: tuple[int | str, ...]) -> bool:
         """Compute an operator that modifies tensors, if the values of all are known. Return whether they were."""

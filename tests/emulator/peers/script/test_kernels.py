@@ -34,6 +34,22 @@ def test_copies_between_host_and_device(tmp_path, way, waits):
     assert parts["copies between host and GPU"] == pytest.approx((1 << 28) / 50e9, rel=0.01)
 
 
+def test_distances_without_products(tmp_path):
+    """DETR's matcher: what torch does not compute by a GEMM takes the bytes of all pairs of rows."""
+    text = """
+    import torch
+    boxes, others = torch.nn.Parameter(torch.zeros(4096, 64, device="cuda")), torch.zeros(4096, 64, device="cuda")
+    optimizer = torch.optim.SGD([boxes], 0.1)
+    for step in range(3):
+        torch.cdist(boxes, others, p=1).sum().backward()
+        optimizer.step()
+    """
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+    read = 2 * 4096 * 4096 * 128 * 4
+    assert read / 3.35e12 < outcome["result"]["iteration_s"] < 2 * read / 3.35e12
+
+
 def test_offloaded_weights(tmp_path):
     """Computing on the host takes no time; a note says so of an optimizer that does."""
     text = """

@@ -110,7 +110,7 @@ def test_sharded_states_and_distributed_checkpoints(tmp_path):
         optimizer.step()
         optimizer.zero_grad()
         dcp.save({"net": net.state_dict()}, checkpoint_id="nowhere")
-        dcp.async_save({"net": net.state_dict()}, checkpoint_id="nowhere").result()
+        dcp.state_dict_saver.async_save({"net": net.state_dict()}, checkpoint_id="nowhere").result()
     """
     result = play(tmp_path, DATA + textwrap.dedent(text), world=4)["result"]
     assert result["collectives"]["broadcast"]["bytes"] == pytest.approx(BYTES, rel=0.01)

@@ -143,6 +143,93 @@ def test_masks_that_are_known(tmp_path):
     assert "result" in outcome, outcome
 
 
+def test_nested_tensors(tmp_path):
+    """Jagged ones of known lengths run as their values do."""
+    text = """
+    rows = [torch.randn(length, 512) for length in (30, 20, 50)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda")
+    assert model(nested).values().shape == (100, 512)
+    parameters = torch.backends.cuda.SDPAParams(*[torch.randn(1, 2, 8, 64).cuda().half()] * 3, None, 0.0, True, False)
+    assert torch.backends.cuda.can_use_flash_attention(parameters)
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
+def test_attributes_of_moved_parameters(tmp_path):
+    """FullyShardedDataParallel marks its parameters, and moves their data to the host and back."""
+    text = """
+    kept = nn.Linear(64, 64).weight
+    kept.marked = True
+    kept.data = kept.data.cuda()
+    assert kept.is_cuda and kept.marked and isinstance(kept, nn.Parameter)
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
+def test_resized(tmp_path):
+    """Context parallelism shrinks a buffer to its shard, and restores it: within its storage, or in a larger one."""
+    text = """
+    whole, before = torch.randn(2, 64, 4, device="cuda"), torch.cuda.memory_allocated()
+    for rows in (16, 64):
+        assert whole.resize_(2, rows, 4) is whole and whole.shape == (2, rows, 4) and whole.stride() == (rows * 4, 4, 1)
+        whole.copy_(torch.ones(2, rows, 4, device="cuda"))
+    assert torch.cuda.memory_allocated() == before
+    assert whole.resize_(4096).shape == (4096,) and torch.cuda.memory_allocated() == before + 4 * (4096 - 512)
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
+def test_frozen_weights(tmp_path):
+    """They are weights, whether they are trained or not."""
+    frozen = TRAIN.replace("step in", "_ in").replace("model(", "model(frozen(", 1)
+    frozen = frozen.replace("optimizer = ", "frozen = nn.Linear(512, 512).cuda().requires_grad_(False)\noptimizer = ")
+    result = play(tmp_path, frozen.replace('device="cuda"))', 'device="cuda")))'))["result"]
+    assert result["memory"]["weights"] == pytest.approx(2 * 4 * 512 * 513, rel=0.01)
+
+
+def test_ends_of_sequences(tmp_path):
+    """Transformers generates until all sequences have the maximum length or an end, of which no value is known."""
+    text = """
+    unfinished = torch.ones(8, dtype=torch.long, device="cuda")
+    for length in range(5):
+        assert length < 4, "it never ends"
+        ended = torch.randn(8, 9, device="cuda").argmax(1) == 1
+        unfinished = unfinished & ~(torch.full((8,), length == 3, device="cuda") | ended)
+        if unfinished.max() == 0:
+            break
+    ended |= torch.tensor([True] * 8).cuda()
+    assert length == 3 and ended.tolist() == [True] * 8
+    """
+    outcome = play(tmp_path, TRAIN.replace("for step", text.replace("\n    ", "\n") + "for step"))
+    assert "result" in outcome, outcome
+
+
+def test_lbfgs(tmp_path):
+    """A step evaluates the loss as often as it may: losses that are not known do not count as converged."""
+    text = """
+    import torch
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+
+    def closure():
+        calls.append(0)
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+        loss.backward()
+        return loss
+
+    for step in range(2):
+        calls = []
+        optimizer.step(closure)
+        assert len(calls) == 5, len(calls)
+    """
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+
+
 def test_threads(tmp_path):
     """Transformers moves weights to the GPU in a pool of threads."""
     text = """

@@ -323,6 +323,10 @@ REFUSED = {
         "torch._scaled_mm(left, left.t(), one, one)\n",
         "torch.float8_e5m2 products can't be emulated: NVIDIA A100",
     ),
+    "calls": (
+        "import torch.distributed.rpc as rpc\nrpc.init_rpc('worker', rank=0, world_size=2)\n",
+        "torch.distributed.rpc can't be emulated: expected collectives",
+    ),
     "factors": (
         "import torch\nweight = torch.nn.Parameter(torch.zeros(64, 64, device='cuda'))\n"
         "optimizer = torch.optim.SGD([weight], 0.1)\n"

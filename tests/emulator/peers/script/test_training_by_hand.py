@@ -94,6 +94,32 @@ def test_optimizers_of_the_same_parameters(tmp_path, how):
     assert result["operators"] == pytest.approx(steps * single["operators"], abs=4)
 
 
+ADVERSARIES = """
+import torch
+critic, generator = (torch.nn.Linear(1024, 1024).cuda() for _ in range(2))
+of_critic, of_generator = (torch.optim.SGD(one.parameters(), 0.1) for one in (critic, generator))
+
+def train(model, optimizer):
+    model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+
+for step in range(STEPS):
+    if step % 5 == TURN:
+        train(generator, of_generator)
+    train(critic, of_critic)
+"""
+
+
+@pytest.mark.parametrize(("turn", "steps", "trained"), [(0, 30, 6), (4, 30, 6), (9, 30, 1), (9, 3, 1)])
+def test_critic_with_more_steps(tmp_path, turn, steps, trained):
+    """An iteration of a WGAN has five steps of the critic and one of the generator, whichever is first; of a script
+    that does not train its generator, or not yet, one of the critic."""
+    outcome = play(tmp_path, ADVERSARIES.replace("TURN", str(turn)).replace("STEPS", str(steps)))["result"]
+    single = play(tmp_path, OPTIMIZERS + "    train(first, 64)\n")["result"]["parts"]["matrix products"]
+    assert outcome["parts"]["matrix products"] == pytest.approx(trained * single)
+    assert ("optimizers that made no step in the iteration: 1" in outcome["notes"]) == (turn == 9 and steps == 30)
+
+
 def test_optimizer_after_changed_input(tmp_path):
     """Once a script has an optimizer, only its steps end iterations: an input changed by its gradient does not."""
     text = """
@@ -162,6 +188,19 @@ def test_compiled_modules(tmp_path):
         optimizer.step()
     """
     outcome = play(tmp_path, textwrap.dedent(text))
+    assert "result" in outcome, outcome
+
+
+def test_set_up_of_groups(tmp_path, monkeypatch):
+    """Torch's barrier in a store, which other ranks would have to reach, and the backend that the script requests."""
+    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+    text = """
+    import torch.distributed as dist
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    gloo, same, foreign = dist.new_group(backend="gloo"), dist.new_group(), dist.new_group([1, 2])
+    assert dist.get_backend() == dist.get_backend(same) == "cpu:gloo,cuda:nccl" and dist.get_backend(gloo) == "gloo"
+    """
+    outcome = play(tmp_path, textwrap.dedent(text) + OPTIMIZERS + "    train(first, 64)\n", world=8)
     assert "result" in outcome, outcome
 
 
