@@ -86,12 +86,25 @@ def test_where_gradients_in_fp32_do_not_fit_they_are_half_as_large():
     split = {
         "gpus": 64, "tp": 4, "pp": 8, "virtual_stages": 5, "schedule": "interleaved", "batch": 128, "sequence": 8192,
     }  # fmt: skip
-    split |= {"micro_batch": 1, "zero": 1, "precision": "fp8", "implementation": "megatron-core", "attention": "fa3"}
+    split |= {"micro_batch": 1, "zero": 1, "precision": "bf16", "implementation": "megatron-core", "attention": "fa3"}
     asked = chosen("llama3-70b", **split)
     assert (asked.job.gradient_bytes, asked.job.recompute) == (2, "none")
     asked = chosen("llama3-70b", **split, gradient_bytes=4, recompute="none")
     with pytest.raises(OutOfMemory, match="It would fit with gradient-bytes 2"):
         emulate(asked)
+
+
+def test_no_more_layers_are_recomputed_than_do_not_fit():
+    """Of a split that is given; else another one may need no recomputation."""
+    split = {"gpus": 64, "tp": 4, "pp": 8, "batch": 256, "sequence": 8192, "micro_batch": 2, "zero": 1}
+    split |= {"virtual_stages": 5, "schedule": "interleaved", "precision": "fp8", "implementation": "megatron-core"}
+    asked = chosen("llama3-70b", **split)
+    assert asked.job.recompute == "full" and asked.job.recompute_every > 1
+    assert f"recompute full, 1 layer in {asked.job.recompute_every}" in asked.choice.lines(asked.job)[0]
+    fewer = chosen("llama3-70b", **split, recompute="full", recompute_every=2 * asked.job.recompute_every)
+    with pytest.raises(OutOfMemory):
+        emulate(fewer)
+    assert emulate(asked).iteration_s < emulate(chosen("llama3-70b", **split, recompute="full")).iteration_s
 
 
 def test_small_models_are_data_parallel_only():
