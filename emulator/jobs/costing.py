@@ -185,6 +185,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
         attention_flops=rates,
         window_flops=window_rates,
         quantize_kernels=implementation.quantize_kernels.get(machine.device.architecture, 1),
+        transposes=machine.device.architecture in implementation.transposes,
         loss_bytes=machine.software.loss_bytes_per_logit,
     )
 

@@ -7,7 +7,7 @@ collectives wherever there is tensor parallelism, fused attention, no recomputat
 
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
-from emulator.lab.validation import bridge, dgx_cloud, predicted, torch_fsdp
+from emulator.lab.validation import bridge, dgx_cloud, finetuning, mlperf, predicted, torch_fsdp
 from emulator.lab.validation.bridge import Published
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row, job_fields
@@ -15,6 +15,8 @@ from emulator.lab.validation.rows import published as read
 
 TORCHTITAN, NEMO = "h100-grand-teton", "h100-dgx"
 """Clusters of the publications."""
+SOURCES = (bridge, dgx_cloud, finetuning, mlperf)
+"""Publications with groups of their own."""
 
 
 def torchtitan() -> list[Published]:
@@ -58,5 +60,5 @@ def groups() -> list[tuple[str, list[Row]]]:
         ("torchtitan, context-parallel", rows(shared)),
         ("FSDP in torch.compile", rows(torch_fsdp.rows())),
         ("NeMo 24.09, fp8 on H100", rows(nemo())),
-        *((name, rows(published)) for name, published in [*bridge.groups(), *dgx_cloud.groups()]),
+        *((name, rows(published)) for source in SOURCES for name, published in source.groups()),
     ]
