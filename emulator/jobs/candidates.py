@@ -75,7 +75,17 @@ class OpenJob:
             job = job.replace(precision=precision(self.cluster.device))
         if "gradient_bytes" not in self.given and job.element_bytes == 4:
             job = job.replace(gradient_bytes=4)
+        if self._is_even_with_ends(job):
+            job = job.replace(counts_embedding=True, counts_loss=True)
         return replace(self, job=job)
+
+    def _is_even_with_ends(self, job: Job) -> bool:
+        """Return whether the layers can be divided evenly over the given stages only if embedding and loss count as
+        one each, without which Megatron-LM refuses the job (megatron/core/transformer/transformer_block.py)."""
+        if not isinstance(self.model, Transformer) or job.pp == 1 or self.given & {"counts_embedding", "counts_loss"}:
+            return False
+        pieces = job.pp * job.virtual_stages
+        return bool(self.model.layers % pieces) and not (self.model.layers + 2) % pieces
 
     @property
     def has_split(self) -> bool:

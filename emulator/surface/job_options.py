@@ -237,7 +237,7 @@ DEFAULTS = {
     "attention": "the model's",
     "implementation": "chosen: the model's, or by the split",
     "cross-entropy": "the implementation's",
-    "gradient-bytes": "2 (4 in fp32 and tf32; in bf16 and below with Megatron, where they fit)",
+    "gradient-bytes": "2 (4 in fp32 and tf32; in bf16 and below with megatron, where they fit)",
     "allreduce": "auto",
     "hierarchy": "auto",
     "bucket-cap": "the implementation's",

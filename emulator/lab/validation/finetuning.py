@@ -1,7 +1,7 @@
-"""Published tokens/s of NVIDIA's fine-tuning, all weights (SFT) and LoRA on query, key and value projections: NeMo 24.07
-(NVIDIA/NeMo, docs/source/performance/performance_summary.md), NeMo 24.09 (docs.nvidia.com/nemo-framework/user-guide/24.12)
-and Megatron Bridge 26.06 (NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md). Neither constants nor
-intervals are fitted to them.
+"""Published tokens/s of NVIDIA's fine-tuning, all weights (SFT) and LoRA on query, key and value projections: NeMo
+24.07 (NVIDIA/NeMo, docs/source/performance/performance_summary.md), NeMo 24.09 (docs.nvidia.com/nemo-framework/
+user-guide/24.12) and Megatron Bridge 26.06 (NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md). Neither
+constants nor intervals are fitted to them.
 
 As in `dgx_cloud.py`, samples are packed from questions of some 200 tokens, and options that the tables don't state are
 taken from the recipes. NeMo's adapters are assumed to have rank 8, Megatron Bridge's have 16.

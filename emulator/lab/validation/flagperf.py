@@ -1,7 +1,7 @@
 """Published tokens/s of Llama 3 in Megatron-LM with few of its options (FlagOpen/FlagPerf, training/nvidia/
-llama3_8B-megatron and llama3_70B-megatron, READMEs and scripts of 2024): dropout, an unfused loss, FlashAttention-2 that
-is recomputed (--recompute-activations), sharded optimizer states, samples of 8192 tokens one at a time. Neither
-constants nor intervals are fitted to them. Excluded: A800 and H800, whose NVLink is narrower, and rows without it.
+llama3_8B-megatron and llama3_70B-megatron, READMEs and scripts of 2024): dropout, an unfused loss, FlashAttention-2
+that is recomputed (--recompute-activations), sharded optimizer states, samples of 8192 tokens one at a time. Neither
+constants nor intervals are fitted to them. Excluded: A800 and H800, whose NVLink is narrower.
 """
 
 from emulator.jobs.description import Request
@@ -12,7 +12,9 @@ from emulator.lab.validation.rows import job_fields, published
 
 def groups() -> list[tuple[str, list[Published]]]:
     """All rows: name, and (name, job, tokens/s per accelerator)."""
-    return [("FlagPerf, Llama 3 in Megatron-LM on A100 and H100", [_published(row) for row in published("flagperf.csv")])]
+    return [
+        ("FlagPerf, Llama 3 in Megatron-LM on A100 and H100", [_published(row) for row in published("flagperf.csv")])
+    ]
 
 
 def _published(row: dict[str, str]) -> Published:

@@ -2,8 +2,8 @@
 (mlcommons/training_results_v4.0, v4.1, v5.0 and v5.1: logs, and configurations beside them), one run of those that are
 alike. Neither constants nor intervals are fitted to them.
 
-Excluded: FP4, A100, L40S, H200 NVL and other clouds than those named, MI350X, and GB200's and GB300's runs of 5.1, whose
-configurations mix precisions. Memory is not checked: B200's runs store the MLP's activations in fp8. LoRA adapts
+Excluded: FP4, A100, L40S, H200 NVL, MI350X, runs like others of the same round, and GB200's and GB300's runs of 5.1,
+whose configurations mix precisions. Memory is not checked: B200's runs store the MLP's activations in fp8. LoRA adapts
 attention's output projection, too, and drops out a tenth of the adapters' inputs; neither is costed.
 """
 
