@@ -84,7 +84,7 @@ class Accelerator(Ranged):
 
     def flash_rate(self, precision: str) -> float:
         """FLOP/s of FlashAttention-2, which runs in half precision even where linear layers are quantized."""
-        return self.flash_flops or 0.6 * self.peak(unquantized(precision))
+        return self.flash_flops or 0.6 * self.power_share * self.peak(unquantized(precision))
 
 
 @cache
