@@ -7,7 +7,17 @@ collectives wherever there is tensor parallelism, fused attention, no recomputat
 
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
-from emulator.lab.validation import bridge, dgx_cloud, finetuning, flagperf, mlperf, predicted, torch_fsdp
+from emulator.lab.validation import (
+    bridge,
+    dgx_cloud,
+    finetuning,
+    flagperf,
+    long_sequences,
+    mlperf,
+    moe_zoo,
+    predicted,
+    torch_fsdp,
+)
 from emulator.lab.validation.bridge import Published
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row, job_fields
@@ -15,7 +25,7 @@ from emulator.lab.validation.rows import published as read
 
 TORCHTITAN, NEMO = "h100-grand-teton", "h100-dgx"
 """Clusters of the publications."""
-SOURCES = (bridge, dgx_cloud, finetuning, flagperf, mlperf)
+SOURCES = (bridge, dgx_cloud, finetuning, flagperf, long_sequences, mlperf, moe_zoo)
 """Publications with groups of their own."""
 
 
