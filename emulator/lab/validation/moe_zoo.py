@@ -1,6 +1,7 @@
 """Published steps of Qwen3 235B-A22B in bf16 on 256 H100, tokens spread evenly over experts: five splits, and sequences
 up to 131,072 tokens (yanring/Megatron-MoE-ModelZoo, best_practice/qwen3/readme.md). Neither constants nor intervals are
-fitted to them. Long sequences recompute norms and experts (--recompute-modules layernorm moe), here every second layer.
+fitted to them. Long sequences recompute norms and experts (--recompute-modules layernorm moe), here every second layer. In pipelines,
+embedding and loss count as layers, with which the 94 can be divided.
 """
 
 from emulator.jobs.description import Request
@@ -21,9 +22,12 @@ def groups() -> list[tuple[str, list[Published]]]:
 
 
 def _published(row: dict[str, str]) -> Published:
+    in_pipeline = row["pp"] != "1"
     job = recipe(
         CLUSTER,
         **job_fields(row, *INTEGERS),
+        counts_embedding=in_pipeline,
+        counts_loss=in_pipeline,
         gpus=GPUS,
         etp=1,
         zero=3 if row["fsdp"] == "1" else 1,
