@@ -69,6 +69,7 @@ def groups() -> list[tuple[str, list[Row]]]:
         ("torchtitan, Llama 3.1 on H100", rows([one for one in titan if one not in shared])),
         ("torchtitan, context-parallel", rows(shared)),
         ("FSDP in torch.compile", rows(torch_fsdp.rows())),
+        ("torchtitan of 2024, Llama on A100 and H100", rows(torch_fsdp.early())),
         ("NeMo 24.09, fp8 on H100", rows(nemo())),
         *((name, rows(published)) for source in SOURCES for name, published in source.groups()),
     ]

@@ -1,7 +1,7 @@
 """Published steps of Qwen3 235B-A22B in bf16 on 256 H100, tokens spread evenly over experts: five splits, and sequences
 up to 131,072 tokens (yanring/Megatron-MoE-ModelZoo, best_practice/qwen3/readme.md). Neither constants nor intervals are
-fitted to them. Long sequences recompute norms and experts (--recompute-modules layernorm moe), here every second layer. In pipelines,
-embedding and loss count as layers, with which the 94 can be divided.
+fitted to them. Long sequences recompute norms and experts (--recompute-modules layernorm moe), here every second layer.
+In pipelines, embedding and loss count as layers, with which the 94 can be divided.
 """
 
 from emulator.jobs.description import Request
