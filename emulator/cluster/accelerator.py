@@ -52,6 +52,8 @@ class Accelerator(Ranged):
     `gemm_efficiency` was fitted."""
     power_share: float = number(FACTOR, 1.0)
     """Share of `matmul_share` left by the power limit during training, relative to A100."""
+    quantized_share: float = number(FACTOR, 1.0)
+    """Share of `matmul_share` that GEMMs in fp8, MXFP8 and NVFP4 reach of their peaks."""
     flash_flops: float = number(Range(0, 1e21), 0.0)
     """FLOP/s of FlashAttention-2, forward and backward, causal, head size 128, long sequences; 0: 0.6 of half-precision
     peak."""
@@ -77,11 +79,12 @@ class Accelerator(Ranged):
 
     def sustained(self, precision: str, gemm_efficiency: float) -> float:
         """Sustained FLOP/s of a large GEMM; `gemm_efficiency` is A100's share of peak."""
-        return self.peak(precision) * gemm_efficiency * self.power_share * self.matmul_share / A100_MATMUL_SHARE
+        share = self.power_share * self.matmul_share * (self.quantized_share if precision in QUANTIZED_BYTES else 1.0)
+        return self.peak(precision) * gemm_efficiency * share / A100_MATMUL_SHARE
 
     def flash_rate(self, precision: str) -> float:
         """FLOP/s of FlashAttention-2, which runs in half precision even where linear layers are quantized."""
-        return self.flash_flops or 0.6 * self.peak(unquantized(precision))
+        return self.flash_flops or 0.6 * self.power_share * self.peak(unquantized(precision))
 
 
 @cache

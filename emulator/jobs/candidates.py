@@ -27,6 +27,8 @@ MAX_TOKENS = 16 * 2**20
 PER_STAGE = 4
 """Micro-batches per pipeline stage, so that the bubble is a fifth or less."""
 MAX_STAGES = 64
+RECOMPUTED = (8, 4, 2, 1)
+"""Of how many layers one is fully recomputed, the cheapest first, where a given split doesn't fit otherwise."""
 SPLIT = ("tp", "pp", "ep", "cp", "zero")
 """Options of the split: if any is given, the others keep their defaults unless the job does not fit."""
 CHOSEN = (
@@ -43,6 +45,7 @@ CHOSEN = (
     "batch",
     "micro_batch",
     "recompute",
+    "recompute_every",
     "gradient_bytes",
 )
 """Job fields that may be chosen."""
@@ -72,7 +75,17 @@ class OpenJob:
             job = job.replace(precision=precision(self.cluster.device))
         if "gradient_bytes" not in self.given and job.element_bytes == 4:
             job = job.replace(gradient_bytes=4)
+        if self._is_even_with_ends(job):
+            job = job.replace(counts_embedding=True, counts_loss=True)
         return replace(self, job=job)
+
+    def _is_even_with_ends(self, job: Job) -> bool:
+        """Return whether the layers can be divided evenly over the given stages only if embedding and loss count as
+        one each, without which Megatron-LM refuses the job (megatron/core/transformer/transformer_block.py)."""
+        if not isinstance(self.model, Transformer) or job.pp == 1 or self.given & {"counts_embedding", "counts_loss"}:
+            return False
+        pieces = job.pp * job.virtual_stages
+        return bool(self.model.layers % pieces) and not (self.model.layers + 2) % pieces
 
     @property
     def has_split(self) -> bool:
@@ -224,10 +237,11 @@ class Shape:
         return [size for size in sizes if job.pp == 1 or each // size >= PER_STAGE * job.pp] or [1]
 
     def _recomputing(self, micro: int) -> Iterator[Job]:
-        for recompute in self._recomputes():
+        for recompute, every in self._recomputes():
             for size in self._gradients():
+                changes = {"recompute": recompute, "recompute_every": every, "gradient_bytes": size}
                 try:
-                    yield self.job.replace(micro_batch=micro, recompute=recompute, gradient_bytes=size)
+                    yield self.job.replace(micro_batch=micro, **changes)
                 except ConfigError:
                     continue
 
@@ -238,13 +252,17 @@ class Shape:
         sizes = [job.gradient_bytes, min(job.gradient_bytes, job.element_bytes)]
         return [sizes[0]] if "gradient_bytes" in self.of.given else dict.fromkeys(sizes)
 
-    def _recomputes(self) -> tuple[str, ...]:
-        """Return recompute modes, the cheapest first, as named by Megatron or torchtitan."""
+    def _recomputes(self) -> list[tuple[str, int]]:
+        """Return recompute modes, the cheapest first, as named by Megatron or torchtitan, and of how many layers one is
+        recomputed (Megatron's --recompute-num-layers), where no other split may save that."""
         if "recompute" in self.of.given:
-            return (self.job.recompute,)
+            return [(self.job.recompute, self.job.recompute_every)]
         if isinstance(self.of.model, LayerTable) or self.job.implementation.startswith("composer"):
-            return ("none", "full")
-        return ("none", "selective" if self.job.implementation.startswith(MEGATRON) else "operators", "full")
+            return [("none", 1), ("full", 1)]
+        if not self.job.implementation.startswith(MEGATRON):
+            return [("none", 1), ("operators", 1), ("full", 1)]
+        shares = RECOMPUTED if self.of.has_split else RECOMPUTED[-1:]
+        return [("none", 1), ("selective", 1), *(("full", every) for every in shares)]
 
 
 def precision(device: Accelerator) -> str:

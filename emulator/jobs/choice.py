@@ -125,8 +125,8 @@ def _texts(job: Job, names: Iterable[str]) -> Iterator[str]:
         yield "sequence-parallel" if job.sequence_parallel else "no sequence-parallel"
     if "micro_batch" in named:
         yield f"micro-batch {job.micro_batch}"
-    if "recompute" in named:
-        yield f"recompute {job.recompute}"
+    if named & {"recompute", "recompute_every"}:
+        yield f"recompute {job.recomputation}"
     if "gradient_bytes" in named:
         yield f"gradients of {job.gradient_bytes} bytes"
 

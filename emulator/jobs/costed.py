@@ -31,6 +31,8 @@ class Step:
     """Parameters of this rank."""
     expert_parameters: float = 0.0
     """Expert parameters among these, which fewer ranks hold."""
+    frozen_parameters: float = 0.0
+    """Further parameters, which LoRA does not train."""
     reduce: Cost = FREE
     """All-reduce among tensor-parallel ranks after forward, after full recomputation, and after backward."""
     reduce_bytes: float = 0.0
@@ -50,6 +52,8 @@ class Step:
     backward_kernels: int = 0
     looped_kernels: tuple[int, int] = (0, 0)
     """Additional kernels launched by a C++ loop: forward, backward."""
+    is_captured: bool = False
+    """Whether one launch starts all of the step, communication included."""
     weights_s: float = 0.0
     """Part of `backward_s` that computes weight gradients, which only the optimizer depends on."""
     weights_flops: float = 0.0
@@ -128,7 +132,8 @@ class CostedJob:
         if self.codec is not None:
             costed = costed.plus(Cost(self.coding_s(stage.parameters)))
         if self.job.zero:
-            costed = costed.plus(self.gather(stage.parameters, experts=stage.expert_parameters)[1])
+            frozen = sum(step.frozen_parameters for step in stage.steps) if self.job.zero == 3 else 0.0
+            costed = costed.plus(self.gather(stage.parameters + frozen, experts=stage.expert_parameters)[1])
         return costed
 
     @property

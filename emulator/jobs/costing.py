@@ -4,7 +4,7 @@ placement of their groups. `plan()` joins workload and cluster into a CostedJob 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,14 +138,18 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
     }
     if model.dense_layers:
         parts["dense"] = transformer.mlp(model.dense, job, code)
-    parameters = job.trained_parameters(model)
+    parameters, whole = job.trained_parameters(model), job.part_parameters(model)
+    frozen = whole if job.lora else dict.fromkeys(whole, 0.0)
     how = code.implementation
     dispatch = Dispatch.of(model, job, cluster)
     experts = {"mlp": job.expert_parameters(model)} if model.experts > 1 else {}
 
     def steps(job: Job) -> dict[str, Step]:
         return {
-            name: _step(part, parameters[name], experts.get(name, 0.0), dispatch, job, cluster, machine, how)
+            name: replace(
+                _step(part, parameters[name], experts.get(name, 0.0), dispatch, job, cluster, machine, how),
+                frozen_parameters=frozen[name],
+            )
             for name, part in parts.items()
         }
 
@@ -181,6 +185,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
         attention_flops=rates,
         window_flops=window_rates,
         quantize_kernels=implementation.quantize_kernels.get(machine.device.architecture, 1),
+        transposes=machine.device.architecture in implementation.transposes,
         loss_bytes=machine.software.loss_bytes_per_logit,
     )
 
@@ -220,7 +225,11 @@ def _step(
     if job.zero == 3 and job.dp > 1:
         backward = np.concatenate([backward, [kernels.memory(_flat_gradient_bytes(job) * parameters)]])
     for_weights = part.backward[part.backward[:, -1] > 0]
-    captured = [count - 1 if count and captures else 0 for count in part.captured]
+    rows = len(part.forward), len(part.backward)
+    in_graph = part.captured
+    if job.cuda_graphs and part.name in ("mlp", "dense") and not any(in_graph):
+        in_graph = rows
+    captured = [count - 1 if count and (captures or job.cuda_graphs) else 0 for count in in_graph]
     return Step(
         name=part.name,
         forward_s=machine.seconds(part.forward),
@@ -242,6 +251,7 @@ def _step(
         recomputed_kernels=len(recomputed),
         backward_kernels=len(backward) - captured[1],
         looped_kernels=(part.looped[0], part.looped[1] + (part.looped[0] if full else 0)),
+        is_captured=job.cuda_graphs and in_graph == rows,
         weights_s=machine.seconds(for_weights),
         weights_flops=kernels.flops(for_weights),
     )
@@ -329,7 +339,7 @@ def _host_s(steps: list[Step], job: Job, constants: Constants) -> np.ndarray:
     """Host time to launch one micro-batch's kernels and collectives, float64 (2,): forward, and backward including
     recomputation."""
     times = np.array([[1, 2 if step.recomputes_all else 1] for step in steps])
-    collectives = [(step.reduce_bytes > 0) + 2 * (step.exchange_bytes > 0) for step in steps]
+    collectives = [0 if step.is_captured else (step.reduce_bytes > 0) + 2 * (step.exchange_bytes > 0) for step in steps]
     host = constants.launch_collective_s * (2 if job.sequence_parallel else 1) * (times.T @ collectives)
     host += constants.launch_loop_s * np.sum([step.looped_kernels for step in steps], axis=0)
     host[0] += constants.launch_forward_s * sum(step.forward_kernels for step in steps)

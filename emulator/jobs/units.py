@@ -43,10 +43,12 @@ class Units:
         self._is_forward = is_forward
         self.unit_of = assign(steps, rank.job)
         self._parameters = [0.0] * (max(self.unit_of) + 1)
+        self._trained = [0.0] * len(self._parameters)
         self._experts = [0.0] * len(self._parameters)
         self._left = [0] * len(self._parameters)
         for unit, step in zip(self.unit_of, steps, strict=True):
-            self._parameters[unit] += step.parameters
+            self._parameters[unit] += step.parameters + step.frozen_parameters
+            self._trained[unit] += step.parameters
             self._experts[unit] += step.expert_parameters
             self._left[unit] += 1
         order = self.unit_of if is_forward else self.unit_of[::-1]
@@ -78,8 +80,8 @@ class Units:
         """Process the end of step `number`'s backward pass, whose last op is `last`."""
         unit = self.unit_of[number]
         self._left[unit] -= 1
-        if not self._left[unit] and self._parameters[unit]:
-            self.reduced = (self._rank.reduce_unit(self._parameters[unit], self._experts[unit], (last,)),)
+        if not self._left[unit] and self._trained[unit]:
+            self.reduced = (self._rank.reduce_unit(self._trained[unit], self._experts[unit], (last,)),)
 
 
 def assign(steps: Sequence[Step], job: Job) -> list[int]:
@@ -93,7 +95,7 @@ def assign(steps: Sequence[Step], job: Job) -> list[int]:
             units.append(ROOT)
             continue
         units.append(unit)
-        parameters += step.parameters
+        parameters += step.parameters + step.frozen_parameters
         if step.name == LAYER[0]:
             continue
         layers += 1

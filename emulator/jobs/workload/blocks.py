@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from emulator.cluster.accelerator import QUANTIZED_BYTES
 from emulator.jobs.workload.implementations import implementations
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.lifetimes import Block
@@ -77,20 +78,38 @@ class _Layer:
         self.model, self.job, self.how = model, job, tensors(model, job)
         self.size = _Sizes.of(model, job)
         self.block = Block([self.size.whole])
+        self.quantized: set[int] = set()
 
     def norm(self, x: int) -> int:
         size, weight = self.size, self.size.gradient * self.model.hidden * (2 if self.model.biases else 1)
         return self.block.add(x, size.whole, keeps="in", extra=size.statistics, weight=weight, part="pointwise")
 
-    def product(self, x: int, size: float, parameters: float, *, from_whole: bool = False, is_qkv: bool = False) -> int:
+    def product(
+        self,
+        x: int,
+        size: float,
+        parameters: float,
+        *,
+        from_whole: bool = False,
+        is_qkv: bool = False,
+        is_quantized: bool = True,
+    ) -> int:
         """Add a linear layer. `from_whole`: its input is split over tokens; the gathered input is not saved, but
-        gathered again for the weight gradient. Frozen weights without an adapter do not need to save their input."""
+        gathered again for the weight gradient. Frozen weights without an adapter do not need to save their input.
+        Where the implementation keeps what it has quantized, products of one input share that; adapters need the input
+        itself."""
         gathers = from_whole and self.job.sequence_parallel and not self.how.keeps_gathered
         scratch = self.size.gathered if gathers else 0.0
         weight = self.size.gradient * parameters
         keeps = "in" if not self.job.lora or is_qkv or self.job.lora_targets == "all" else ""
+        extra = 0.0
+        if is_quantized and self.how.keeps_quantized and self.job.precision in QUANTIZED_BYTES and not self.job.lora:
+            keeps = ""
+            if x not in self.quantized:
+                self.quantized.add(x)
+                extra = QUANTIZED_BYTES[self.job.precision] / self.size.element * self.block.sizes[x]
         return self.block.add(
-            x, size, keeps=keeps, weight=weight, scratch=scratch, scratch_back=scratch, part="product"
+            x, size, keeps=keeps, extra=extra, weight=weight, scratch=scratch, scratch_back=scratch, part="product"
         )
 
     def gathered(self, x: int) -> int:
@@ -198,7 +217,7 @@ class _Layer:
         out = size.gathered * (model.experts_per_token * sharing / self.job.tp if is_routed else 1)
         down = self.product(active, out, matrix + (model.hidden * (routed + shared) if model.biases else 0))
         if is_routed:
-            down = block.add(down, size.gathered, keeps="in")
+            down = block.add(down, size.gathered, keeps="in" if self.how.weighs_outputs else "")
         return block.add((x, self.dropout(self.to_whole(down), size.whole)), size.whole, passes=True)
 
 
@@ -243,7 +262,11 @@ def head(model: Transformer, job: Job) -> Block:
     block, size = writer.block, writer.size
     count = size.tokens * model.vocabulary / job.tp
     logits = writer.product(
-        writer.gathered(writer.norm(0)), size.element * count, model.hidden * model.vocabulary / job.tp, from_whole=True
+        writer.gathered(writer.norm(0)),
+        size.element * count,
+        model.hidden * model.vocabulary / job.tp,
+        from_whole=True,
+        is_quantized=False,
     )
     loss = loss_tensors(model, job)
     exact = logits

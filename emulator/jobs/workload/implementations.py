@@ -97,6 +97,8 @@ class Implementation:
     quantize_kernels: dict[str, int] = field(default_factory=dict)
     """Kernels that quantize the input of an expert's GEMM in fp8, mxfp8 and nvfp4, by architecture; with "streams", per
     expert."""
+    transposes: tuple[str, ...] = ()
+    """Architectures whose fp8 GEMMs need a frozen weight transposed for the backward pass."""
     attention_default: str = "flash"
     """Attention of models that don't say: "unfused" or "flash"."""
     attention: dict[str, str] = field(default_factory=dict)

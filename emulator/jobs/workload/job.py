@@ -62,6 +62,9 @@ class Job(Ranged):
     overlap_experts: bool = False
     """Whether expert dispatch overlaps with the compute of another micro-batch (Megatron's
     --overlap-moe-expert-parallel-comm)."""
+    cuda_graphs: bool = False
+    """Whether each layer is launched as a CUDA graph (Megatron-Core's --cuda-graph-impl, NeMo's enable_cuda_graph), but
+    for experts and their dispatch."""
     cp: int = number(RANKS, 1)
     """Context-parallel ranks, each with a part of every sequence, taken from the data-parallel ranks."""
     cp_exchange: str = "ring"
@@ -151,12 +154,16 @@ class Job(Ranged):
             )
         if self.cp > 1 and self.pp > 1 and self.schedule == "axonn":
             raise ConfigError("context parallelism is not modelled on message-driven stages; use schedule 1f1b")
-        if self.lora and self.zero == 3:
-            raise ConfigError("zero 3 shards weights and gradients alike, LoRA trains few of them; use zero 0 to 2")
         if self.lora and self.lora_targets == "all" and self.tp > 1:
             raise ConfigError(
                 "what adapters of row-parallel layers exchange is not modelled: take lora-targets qkv, or tp 1"
             )
+        if self.lora and self.zero == 3 and self.pp > 1:
+            raise ConfigError(
+                "LoRA's frozen weights, sharded in a pipeline (zero 3), are not modelled; use zero 0 to 2"
+            )
+        if self.cuda_graphs and self.recompute != "none":
+            raise ConfigError(f"cuda-graphs captures layers that are not recomputed; recompute is {self.recompute}")
         if self.recompute_every > 1 and self.recompute != "full":
             raise ConfigError(
                 f"recompute-every {self.recompute_every} says which layers are checkpointed: take recompute full, not "

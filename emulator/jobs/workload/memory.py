@@ -12,7 +12,7 @@ from emulator.jobs.workload import blocks
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.lifetimes import ACTIVATIONS, CACHED, GRADIENTS, TEMPORARY, Span, change
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
-from emulator.jobs.workload.tensors import tensors
+from emulator.jobs.workload.tensors import Tensors, tensors
 
 MOMENTS = {"adam": 2, "sgd": 1}
 """Values per weight that an optimizer keeps; SGD with momentum (Rajbhandari et al., SC 2020, section 3.1)."""
@@ -169,9 +169,20 @@ def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
     largest = max(model.vocabulary * model.hidden, model.hidden * model.width) / job.tp
     states = _states(parameters, job, job.stage_expert_parameters(model, stage))
     if job.lora:
-        each = job.element_bytes + 2 * QUANTIZED_BYTES.get(job.precision, 0.0)  # cast once, in both layouts
-        states = replace(states, weights=states.weights + each * job.stage_parameters(model, stage))
+        each = _frozen_bytes(job, tensors(model, job))
+        frozen = job.stage_parameters(model, stage)
+        frozen = job.sharded(frozen, 0.0) if job.zero == 3 else frozen
+        states = replace(states, weights=states.weights + each * frozen)
     return _at_peak(states, step, largest, job, tensors(model, job).optimizer)
+
+
+def _frozen_bytes(job: Job, how: Tensors) -> float:
+    """Return bytes of a frozen weight. Transformer Engine keeps it quantized alone (NVIDIA's recipes:
+    fp8_param_gather), and transposes it where backward needs that; blocks with scales of their own are kept in both
+    layouts (pytorch/tensor/mxfp8_tensor.py)."""
+    if job.precision not in QUANTIZED_BYTES or not how.keeps_quantized:
+        return float(job.element_bytes)
+    return QUANTIZED_BYTES[job.precision] * (1 if job.precision == "fp8" else 2)
 
 
 def _reduces_by_unit(job: Job) -> bool:
@@ -196,7 +207,7 @@ class _Unit:
         gathered = job.fsdp.gather_bytes or float(job.element_bytes)
         return cls(
             gathered=gathered * parameters if job.zero == 3 and job.dp > 1 and job.pp == 1 else 0.0,
-            reduced=_reduced_bytes(job) * parameters if _reduces_by_unit(job) else 0.0,
+            reduced=_reduced_bytes(job) * parameters if _reduces_by_unit(job) and not job.lora else 0.0,
         )
 
     def gather(self, times: float = 1.0) -> Span:

@@ -24,6 +24,8 @@ class Tensors:
     repeats_keys: bool
     gathers_context: bool
     keeps_gathered: bool
+    keeps_quantized: bool
+    weighs_outputs: bool
     gathers_copy: bool
     keeps_boundaries: bool
     optimizer: str

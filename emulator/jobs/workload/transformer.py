@@ -35,6 +35,8 @@ class Code:
     """Unit of a fitted cross entropy's traffic, in bytes per logit."""
     quantize_kernels: int = 1
     """Kernels in fp8 that quantize the input of an expert's GEMM."""
+    transposes: bool = False
+    """Whether the backward pass transposes frozen weights in fp8."""
 
 
 def _sweeps(kernels: Sweeps, elements: float, element: float, launches: float = 0.0) -> list[tuple[float, ...]]:
@@ -110,8 +112,10 @@ def _products(
 
         # Frozen weights are cast only once.
         weights = [] if job.lora else cast(batch * m * k, 0)
+        transposes = job.lora and job.precision == "fp8" and code.transposes
+        turned = [memory(2 * QUANTIZED_BYTES["fp8"] * batch * m * k)] if transposes else []
         forward = [*cast(batch * k * n, launches), *weights, *forward]
-        backward = [*cast(batch * m * n, launches), *backward]
+        backward = [*turned, *cast(batch * m * n, launches), *backward]
     if job.lora:
         backward = [row for row in backward if not row[-1]]  # the weights are frozen
         if has_adapter:

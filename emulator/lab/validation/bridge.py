@@ -3,7 +3,10 @@
 and 26.06; 26.05 and 26.07: seconds in skills/nemo-mbridge-perf-expert-parallel-overlap/SKILL.md) and of its AutoModel,
 FSDP on torch (NVIDIA-NeMo/Automodel, docs/performance-summary.md, October 2025).
 
-Excluded: rows in nvfp4, on B300 and GB300, of experts with a capacity limit, of pipelines with more virtual stages than
+Constants are fitted neither to B300's and GB300's rows (`blackwell_ultra.csv`, 26.02 to 26.06, nvfp4 included) nor are
+intervals. Their dispatchers and overlaps are those of B200's and GB200's recipes.
+
+Excluded: other rows in nvfp4, those of experts with a capacity limit, of pipelines with more virtual stages than
 layers, and in 26.06 those whose recipe captures whole iterations and fuses the experts' GEMMs (cuda_graph_impl
 full_iteration, cutedsl_fused_grouped_mlp). Options that the pages don't state are taken from the recipes
 (scripts/performance): dispatchers and overlaps, recomputation of gpt-oss's norms and activations (since November 2025,
@@ -18,7 +21,7 @@ from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation.rows import published
 
-TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200"}
+TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200", "b300-dgx": "B300", "gb300-nvl72": "GB300"}
 Published = tuple[str, Request, float]
 """Name, job, tokens/s per accelerator."""
 
@@ -32,7 +35,7 @@ def recipe(cluster: str, **fields: Any) -> Job:
 
 
 def published_rows() -> list[Published]:
-    """All published rows."""
+    """Rows that constants and intervals are fitted to."""
     return [_published(row) for row in published("bridge.csv")]
 
 
@@ -72,7 +75,7 @@ def _published(row: dict[str, str]) -> Published:
 def groups() -> list[tuple[str, list[Published]]]:
     """Rows of dense models and of mixtures of experts, by cluster."""
     found: dict[str, list[Published]] = {}
-    for one in published_rows():
+    for one in [*published_rows(), *(_published(row) for row in published("blackwell_ultra.csv"))]:
         kind = "experts" if one[1].job.ep > 1 else "dense"
         found.setdefault(f"Megatron Bridge, {kind}, {TITLES[one[1].cluster]}", []).append(one)
     return sorted(found.items())

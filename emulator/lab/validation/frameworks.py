@@ -7,7 +7,17 @@ collectives wherever there is tensor parallelism, fused attention, no recomputat
 
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
-from emulator.lab.validation import bridge, dgx_cloud, predicted, torch_fsdp
+from emulator.lab.validation import (
+    bridge,
+    dgx_cloud,
+    finetuning,
+    flagperf,
+    long_sequences,
+    mlperf,
+    moe_zoo,
+    predicted,
+    torch_fsdp,
+)
 from emulator.lab.validation.bridge import Published
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row, job_fields
@@ -15,6 +25,8 @@ from emulator.lab.validation.rows import published as read
 
 TORCHTITAN, NEMO = "h100-grand-teton", "h100-dgx"
 """Clusters of the publications."""
+SOURCES = (bridge, dgx_cloud, finetuning, flagperf, long_sequences, mlperf, moe_zoo)
+"""Publications with groups of their own."""
 
 
 def torchtitan() -> list[Published]:
@@ -57,6 +69,7 @@ def groups() -> list[tuple[str, list[Row]]]:
         ("torchtitan, Llama 3.1 on H100", rows([one for one in titan if one not in shared])),
         ("torchtitan, context-parallel", rows(shared)),
         ("FSDP in torch.compile", rows(torch_fsdp.rows())),
+        ("torchtitan of 2024, Llama on A100 and H100", rows(torch_fsdp.early())),
         ("NeMo 24.09, fp8 on H100", rows(nemo())),
-        *((name, rows(published)) for name, published in [*bridge.groups(), *dgx_cloud.groups()]),
+        *((name, rows(published)) for source in SOURCES for name, published in source.groups()),
     ]

@@ -44,6 +44,7 @@ class Options(TypedDict, total=False):
     etp: int
     dispatcher: str
     overlap_experts: bool
+    cuda_graphs: bool
     cp: int
     cp_exchange: str
     sequence_parallel: bool

@@ -177,6 +177,20 @@ def test_exchanges_behind_another_micro_batch():
     assert any("beside another micro-batch" in line for line in hidden.assumptions)
 
 
+def test_cuda_graphs_launch_a_layer_at_once():
+    """But for experts; what the host takes shows in small micro-batches."""
+    small = Job(gpus=8, batch=8, sequence=512, precision="bf16", implementation="megatron-core")
+    dense = models.load("llama3-8b")
+    own, graphs = plan(dense, small, DGX), plan(dense, small.replace(cuda_graphs=True), DGX)
+    layer = next(step for step in graphs.stages[0].steps if step.name == "mlp")
+    assert (layer.forward_kernels, layer.backward_kernels, layer.forward_s) == (1, 1, own.stages[0].steps[2].forward_s)
+    assert graphs.stages[0].seconds < 0.8 * own.stages[0].seconds
+    routed = [plan(QWEN, job(ep=8, cuda_graphs=on), DGX).stages[0].steps[2] for on in (False, True)]
+    assert 1 < routed[1].forward_kernels < routed[0].forward_kernels
+    with pytest.raises(ConfigError, match="recompute is full"):
+        small.replace(cuda_graphs=True, recompute="full")
+
+
 def test_captured_layers_are_one_launch():
     """Where HybridEP brings tokens, Megatron Bridge captures attention and router."""
     made, eager = (plan(QWEN, job(ep=16, dispatcher=name), DGX) for name in ("flex", "all-to-all"))

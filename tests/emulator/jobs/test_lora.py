@@ -54,6 +54,34 @@ def test_memory_is_that_of_frozen_weights_and_of_the_states_of_adapters(targets)
     assert kept[0] == pytest.approx(kept[1] - unneeded)
 
 
+@pytest.mark.parametrize(("precision", "implementation", "each"), [
+    ("fp8", "megatron-core", 1), ("mxfp8", "megatron-core", 2 * (1 + 1 / 32)), ("fp8", "compiled", 2),
+])  # fmt: skip
+def test_frozen_weights_are_kept_as_they_are_multiplied(precision, implementation, each):
+    """Transposed where backward needs it, but for blocks with scales of their own; torchao quantizes anew."""
+    job = Job(gpus=1, precision=precision, implementation=implementation, lora=RANK)
+    assert memory(LLAMA, job).weights == pytest.approx(each * LLAMA.parameters, rel=2e-3)
+
+
+def test_sharded_frozen_weights_are_gathered_and_gradients_of_adapters_reduced():
+    """FSDP: weights of a layer before forward and backward, gradients once."""
+    job = Job(gpus=8, batch=8, zero=3, precision="bf16", lora=RANK, implementation="torch")
+    made = plan(LLAMA, job, DGX)
+    graph, _ = iteration.build(made, "none")
+    check(graph)
+    sizes = list(zip(graph.op_types.name, graph.op_types.bytes, strict=True))
+    trained = RANK * (4096 + 6144)
+    layer = trained + sum(inputs * outputs for inputs, outputs in LINEAR.values()) + 2 * 4096
+    gathers = [size for name, size in sizes if name == "gather weights"]
+    assert max(gathers) == pytest.approx(2 * LLAMA.vocabulary * 4096 * 2, rel=1e-3)  # embedding and projection
+    assert sorted(gathers)[0] == pytest.approx(2 * layer, rel=1e-3)
+    reduced = [size for name, size in sizes if "gradients" in name]
+    assert min(reduced) == max(reduced) == pytest.approx(job.gradient_bytes * trained)
+    own, whole = memory(LLAMA, job), memory(LLAMA, job.replace(zero=0))
+    assert own.weights == pytest.approx(whole.weights / 8, rel=1e-2)
+    assert own.gradients < 0.01 * memory(LLAMA, job.replace(lora=0)).gradients
+
+
 def test_gradients_of_adapters_alone_are_reduced():
     job = Job(gpus=8, tp=2, pp=2, batch=8, precision="bf16", lora=RANK, sequence_parallel=True)
     made = plan(LLAMA, job, DGX)
@@ -78,7 +106,7 @@ def test_published_rows():
 
 
 @pytest.mark.parametrize(("model", "changes", "message"), [
-    ("llama3-8b", {"zero": 3}, "use zero 0 to 2"),
+    ("llama3-8b", {"zero": 3, "pp": 2}, "use zero 0 to 2"),
     ("llama3-8b", {"tp": 2, "lora_targets": "all"}, "take lora-targets qkv, or tp 1"),
     ("mixtral-8x7b", {}, "adapters .lora. are not modelled"), ("vgg16", {}, "is not a transformer"),
 ])  # fmt: skip

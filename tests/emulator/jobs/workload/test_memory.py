@@ -90,6 +90,28 @@ def test_flash_attention_keeps_no_scores():
     assert flash == pytest.approx(unfused - 5 * 96 * 2048**2 / 8 + 4 * 96 * 2048 / 8), "but their sums, in fp32"
 
 
+def test_quantized_products_keep_what_they_multiplied():
+    """Transformer Engine: the quantized input; torchao: the input. Attention's output is kept for itself besides."""
+    llama, tokens = models.load("llama3-8b"), 8192
+    kept = {}
+    for implementation in ("megatron-core", "compiled"):
+        jobs = [Job(precision=one, implementation=implementation, sequence=tokens) for one in ("bf16", "fp8", "mxfp8")]
+        kept[implementation] = [memory.layer_activations(llama, one) for one in jobs]
+    whole, narrow, blocks = kept["megatron-core"]
+    inputs = tokens * (2 * 4096 + 14336)
+    assert whole - narrow == pytest.approx(2 * inputs - (inputs + tokens * 4096))
+    assert blocks - narrow == pytest.approx((inputs + tokens * 4096) / 32)
+    assert len(set(kept["compiled"])) == 1
+
+
+def test_outputs_of_experts_are_kept_where_they_are_weighted():
+    qwen, tokens = models.load("qwen3-30b-a3b"), 4096
+    job = Job(gpus=8, ep=8, precision="bf16", sequence=tokens, implementation="megatron-core")
+    jobs = (job.replace(implementation=one, attention="flash") for one in ("megatron", "megatron-core"))
+    before, inside = (memory.layer_activations(qwen, one) for one in jobs)
+    assert before - inside >= 2 * 8 * tokens * qwen.hidden
+
+
 def test_layer_tables():
     net = models.load("vgg16")
     one, two = (memory.memory(net, Job(gpus=2, micro_batch=b)) for b in (64, 128))  # fewer: the optimizer needs most

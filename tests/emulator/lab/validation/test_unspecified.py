@@ -27,7 +27,8 @@ def without(asked: Request, names: tuple[str, ...]) -> Request:
 @pytest.mark.parametrize(("rows", "most"), [
     ([(row.request, row.tokens_per_s) for row in throughput.read(MPT)], 0.05),
     ([(asked, rate * asked.job.gpus) for _, asked, rate in frameworks.torchtitan()], 0.1),
-    ([(asked, rate * asked.job.gpus) for _, asked, rate in frameworks.nemo()], 0.13),
+    # Micro-batches twice as large as those measured fit, and are faster.
+    ([(asked, rate * asked.job.gpus) for _, asked, rate in frameworks.nemo()], 0.14),
 ], ids=["MPT", "torchtitan", "NeMo"])  # fmt: skip
 def test_no_measured_job_is_refused(rows, most):
     errors = []
