@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks
 
 SCRIPT = Path(__file__).parent / "hybrid_script.py"
 
