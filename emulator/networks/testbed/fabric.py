@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import signal
 import subprocess
 from dataclasses import dataclass
 from functools import partial
@@ -124,7 +126,7 @@ class Fabric(Network):
         for space, interface in ends:
             space.call(partial(finish_packets, interface))
         space, interface = ends[0]
-        command = ["tcpdump", "-Z", "root", "-U", "-w", str(file), "-i", interface]
+        command = ["tcpdump", "-Z", "root", "-U", "--immediate-mode", "-w", str(file), "-i", interface]
         process = space.popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         assert process.stderr is not None
         message = b""
@@ -138,8 +140,7 @@ class Fabric(Network):
     def close(self) -> None:
         """End captures, and take the network down. (The rest is removed with its world.)"""
         for process in self._captures:
-            process.terminate()
-            process.communicate()
+            _finish_capture(process)
         super().close()
         self._net.stop()
         for name in self._spaces:
@@ -184,3 +185,17 @@ def _name(name: str, pid: int) -> Namespace:
     """Name the network namespace of a process."""
     run(["ip", "netns", "attach", name, str(pid)])
     return Namespace(name)
+
+
+def _finish_capture(process: subprocess.Popen[bytes]) -> None:
+    """End tcpdump once it has written all that it was given. Ended at once, it drops what it has not read yet."""
+    assert process.stderr is not None
+    captured, received, dropped = 0, 1, 0
+    while process.poll() is None and captured + dropped < received:
+        process.send_signal(signal.SIGUSR1)
+        line = (
+            process.stderr.readline()
+        )  # tcpdump: 2 packets captured, 2 packets received by filter, 0 packets dropped …
+        captured, received, dropped, *_ = (*map(int, re.findall(rb"(\d+) packet", line)), 0, 0, 0)
+    process.terminate()
+    process.communicate()
