@@ -195,7 +195,7 @@ def _finish_capture(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGUSR1)
         line = (
             process.stderr.readline()
-        )  # tcpdump: 2 packets captured, 2 packets received by filter, 0 packets dropped …
+        )  # 2 packets captured, 2 packets received by filter, 0 packets …
         captured, received, dropped, *_ = (*map(int, re.findall(rb"(\d+) packet", line)), 0, 0, 0)
     process.terminate()
     process.communicate()
