@@ -193,9 +193,7 @@ def _finish_capture(process: subprocess.Popen[bytes]) -> None:
     captured, received, dropped = 0, 1, 0
     while process.poll() is None and captured + dropped < received:
         process.send_signal(signal.SIGUSR1)
-        line = (
-            process.stderr.readline()
-        )  # 2 packets captured, 2 packets received by filter, 0 packets …
+        line = process.stderr.readline()  # 2 packets captured, 2 packets received by filter, 0 packets …
         captured, received, dropped, *_ = (*map(int, re.findall(rb"(\d+) packet", line)), 0, 0, 0)
     process.terminate()
     process.communicate()
