@@ -18,7 +18,7 @@ from emulator import datafile
 from emulator.cluster import kernels
 from emulator.cluster.accelerator import Accelerator, Constants
 from emulator.jobs.workload.implementations import FLASH, attention_kernel, implementations, resolved_attention
-from emulator.peers.script import recurrent
+from emulator.peers.script import packed, recurrent
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.ranges import FACTOR, SECONDS, Range, Ranged, number
 from switchml.errors import EmulationError
@@ -236,8 +236,7 @@ class Costs:
         """Return the duration of a kernel that keeps scores on chip: (batch, heads, sequence, head)."""
         query, key = operator.inputs[1 if backward else 0], operator.inputs[2 if backward else 1]
         batch, heads, length, head = query.size
-        flops = self._accelerator.flops
-        precision = next(one for one in (_PRECISIONS.get(query.dtype, "fp32"), "fp16", "fp32") if one in flops)
+        precision = self._attention_precision(query.dtype)
         if operator.base.startswith("flex"):
             name, is_causal, computed = "flex", False, operator.options["share"]
         else:
@@ -247,6 +246,24 @@ class Costs:
         rate = kernel.rates(self._accelerator, name, precision, length, head, is_causal=is_causal)[backward]
         work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) * computed
         return float(work / rate + self._kernel_s)
+
+    def packed_attention(self, operator: Operator, backward: bool) -> float:
+        """Return the duration of such a kernel over packed sequences: (…, tokens, heads, head)."""
+        *_, heads, head = operator.inputs[0].size
+        precision = self._attention_precision(operator.inputs[0].dtype)
+        name = self._attention_kernel(operator, precision)
+        kernel = attention_kernel(name, self._accelerator)
+        is_causal, sequences = packed.work(operator)
+        seconds = sum(
+            4.0 * heads * head * pairs * (2.5 if backward else 1.0)
+            / kernel.rates(self._accelerator, name, precision, length, head, window, is_causal)[backward]
+            for pairs, length, window in sequences
+        )  # fmt: skip
+        return float(seconds + self._kernel_s)
+
+    def _attention_precision(self, dtype: torch.dtype) -> str:
+        flops = self._accelerator.flops
+        return next(one for one in (_PRECISIONS.get(dtype, "fp32"), "fp16", "fp32") if one in flops)
 
     def _attention_kernel(self, operator: Operator, precision: str) -> str:
         """Return the kernel behind `scaled_dot_product_attention`: cuDNN's counts as either of torch's two."""
@@ -386,7 +403,7 @@ _TITLES = {
     ),
     "convolutions": ("convolution", "convolution_backward"),
     "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
-    "attention": tuple(_ATTENTION),
+    "attention": (*_ATTENTION, *packed.KERNELS),
 }
 
 _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
@@ -402,4 +419,5 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent,
     **{name: partial(Costs.attention, backward=is_backward) for name, is_backward in _ATTENTION.items()},
+    **{name: partial(Costs.packed_attention, backward=is_backward) for name, is_backward in packed.KERNELS.items()},
 }

@@ -22,7 +22,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from emulator.peers.script import masks, metas, values
+from emulator.peers.script import masks, metas, packed, values
 from emulator.peers.script.choices import decompose, is_composite, is_reshaping
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.peers.script.shapes import (
@@ -194,13 +194,16 @@ class Device(_Mode):
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         selected = self.known.selected(args[values.MASKS[func]]) if func in values.MASKS else None
-        key = (func, spec, device.type, _allow_tf32(), selected, *map(key_of, flat))
+        lengths = packed.lengths_of(self.known, func, args, kwargs)
+        key = (func, spec, device.type, _allow_tf32(), selected, lengths, *map(key_of, flat))
         inferred = self._shape_results.get(key)
         is_sized_by_values = torch.Tag.dynamic_output_shape in func.tags or func.name() in metas.OF_PACKAGES
         if is_sized_by_values and self.known.are_known(flat):
             return self._run_on_host(func, flat, spec, device)
         if inferred is None:
             inferred = self._shape_results[key] = self._infer_shapes(func, flat, spec, device, selected)
+            if lengths is not None:
+                inferred.operator.options["lengths"] = lengths
         crosses = inferred.operator.crosses
         if device.type == "cuda" or crosses:
             self.hooks.launch(inferred.operator, flat)

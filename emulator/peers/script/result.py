@@ -80,6 +80,11 @@ def result_of(session: Session, script: str) -> ScriptResult:
         notes.append(f"masks assumed to select half of the elements: {session.device.known.assumed_masks}")
     if session.device.known.even_counts:
         notes.append(f"counts (tokens of experts, classes) assumed even: {session.device.known.even_counts}")
+    if session.device.known.assumed_lengths:
+        notes.append(
+            "kernels of attention over packed sequences of unknown lengths, assumed equal: "
+            f"{session.device.known.assumed_lengths}"
+        )
     if packages := _of_packages(session, session.clock.spans[first:last]):
         notes.append(f"operators of packages, taken to be bound by memory: {', '.join(packages)}")
     if session.host_steps:

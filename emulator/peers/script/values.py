@@ -54,6 +54,8 @@ class KnownValues:
         """Number of masks that were assumed to select half of the elements."""
         self.even_counts = 0
         """Number of counts that were assumed to be even: tokens of experts, members of classes."""
+        self.assumed_lengths = 0
+        """Number of kernels of attention whose sequences were assumed to be equally long."""
         self._values: dict[int, dict[int, Any]] = {}
         """Storage → offset → value."""
         self._copies: dict[int, torch.Tensor] = {}
