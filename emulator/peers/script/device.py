@@ -22,7 +22,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from emulator.peers.script import masks, metas, packed, values
+from emulator.peers.script import indices, masks, metas, packed, values
 from emulator.peers.script.choices import decompose, is_composite, is_reshaping
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.peers.script.shapes import (
@@ -219,6 +219,8 @@ class Device(_Mode):
             self.known.compute(func, flat, spec, result)
         elif inferred.is_small and self.known.decide(func, flat, result):
             pass
+        elif self.known.count(func, args[0] if args else None, result):
+            pass
         elif func in values.TRUE:
             self.known.assume(result, True)
         elif func in values.MASKS or func.name() in metas.OF_PACKAGES:
@@ -229,6 +231,7 @@ class Device(_Mode):
         elif inferred.changed and func not in values.KEPT and not self._compute_in_place(func, flat, spec, inferred):
             self._changed(args, kwargs, inferred.changed)
         self.known.select(result, ones)
+        indices.record(self.known, func, args, kwargs, result)
         if func in _COPIES and isinstance(result, DeviceTensor):
             source = args[1] if func is aten.copy_.default else args[0]
             if not isinstance(source, DeviceTensor):
@@ -424,7 +427,7 @@ class Device(_Mode):
             return self.known.drawn(tensor)
         self.known.assumed_reads += 1
         with torch.utils._python_dispatch._disable_current_modes():
-            return torch.full(tensor.shape, values.plausible(tensor.dtype), dtype=tensor.dtype)
+            return torch.full(tensor.shape, self.known.plausible(tensor), dtype=tensor.dtype)
 
     def storage_number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage, as passed to `allocate`."""
