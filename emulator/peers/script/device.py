@@ -217,9 +217,7 @@ class Device(_Mode):
         ones = masks.selected_by(self.known, func, args, kwargs)
         if inferred.is_scalar or (inferred.is_small and self.known.are_known(flat)):
             self.known.compute(func, flat, spec, result)
-        elif inferred.is_small and self.known.decide(func, flat, result):
-            pass
-        elif self.known.count(func, args[0] if args else None, result):
+        elif (inferred.is_small and self.known.decide(func, flat, result)) or self.known.count(func, args, result):
             pass
         elif func in values.TRUE:
             self.known.assume(result, True)

@@ -141,7 +141,7 @@ _RULES: dict[str, Callable[..., int | None]] = {
     "aten::_to_copy": _same,
     "aten::clone": _same,
     "aten::ne": _is_not,
-    **dict.fromkeys(("aten::any", "aten::sum", "aten::amax"), _reduced),
+    **dict.fromkeys(("aten::any", "aten::amax"), _reduced),
     "aten::gt": _compared(0),
     "aten::ge": _compared(1),
     "aten::eq": _is,

@@ -34,6 +34,7 @@ _COUNTED: dict[Any, Callable[[int, int], Any]] = {
     aten.any.default: lambda ones, of: ones > 0,
     aten.all.default: lambda ones, of: ones == of,
     aten.sum.default: lambda ones, of: ones,
+    aten.sum.dim_IntList: lambda ones, of: ones,
 }
 """Results that follow from the number of a mask's elements that are 1."""
 
@@ -90,10 +91,10 @@ class KnownValues:
             count = int(copy.count_nonzero())
             return count if bool(((copy == 0) | (copy == 1)).all()) else None
         storage = mask.untyped_storage()
-        count = self._selected.get(storage._cdata)
-        if not count or _is_whole(mask, storage):
-            return count
-        return max(1, round(count * mask.numel() * mask.element_size() / storage.nbytes()))
+        ones = self._selected.get(storage._cdata)
+        if not ones or _is_whole(mask, storage):
+            return ones
+        return max(1, round(ones * mask.numel() * mask.element_size() / storage.nbytes()))
 
     def select(self, mask: Any, count: int | None) -> None:
         """Record how many elements of a mask are 1."""
@@ -109,13 +110,18 @@ class KnownValues:
         if count is not None:
             self._choices[tensor.untyped_storage()._cdata] = count
 
-    def count(self, func: Any, mask: Any, result: Any) -> bool:
-        """Store whether a mask has elements that are 1, only such, or how many, if its number of them is known."""
-        counted = _COUNTED.get(func)
-        ones = None if counted is None else self.selected(mask)
-        if counted is None or ones is None or result.device.type == "cpu":
+    def count(self, func: Any, args: Any, result: Any) -> bool:
+        """Store whether a mask has elements that are 1, only such, or how many (of each row, evenly), if its number of
+        them is known."""
+        if func not in _COUNTED or result.device.type == "cpu":
             return False
-        self._set(result, counted(ones, mask.numel()))
+        ones = self.selected(args[0])
+        if ones is None or result.is_floating_point() or result.numel() > COPIED:
+            return False
+        if func is aten.sum.dim_IntList:
+            self.assume_even(result, ones)
+        else:
+            self._set(result, _COUNTED[func](ones, args[0].numel()))
         return True
 
     def places(self, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -200,7 +206,7 @@ class KnownValues:
         bins = counts.numel()
         even = torch.full((bins,), total // bins)
         even[: total % bins] += 1
-        self.copied(counts, even)
+        self.copied(counts, even.reshape(counts.shape))
 
     def store(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Store all values of a device tensor, which may be a part of its storage."""

@@ -21,6 +21,8 @@ for expert in range(8):
     each = chosen == expert
     assert torch.where(each)[0].shape == (1024,) and each.any() and each.sum().item() == 1024
     assert torch.zeros(4096, 3, device="cuda")[each.any(-1)].shape == (1024, 3) and (chosen != expert).sum() == 7168
+counted = torch.zeros(4096, 8, dtype=torch.int64, device="cuda").scatter_(1, chosen, 1)
+assert counted.sum(0).tolist() == [1024] * 8 and set(counted.sum(1).tolist()) == {2}
 ones = torch.nn.functional.one_hot(chosen, 8).permute(2, 1, 0)
 assert len(torch.greater(ones.sum((-1, -2)), 0).nonzero()) == 8 and len(ones[3].nonzero()) == 1024
 """
