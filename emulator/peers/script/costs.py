@@ -118,6 +118,8 @@ class Costs:
         """Return the display name of the operator's kind of kernel."""
         if operator.crosses:
             return "copies between host and GPU"
+        if "lengths" in operator.options:
+            return "attention"
         for title, names in _TITLES.items():
             if operator.base in names:
                 return title
@@ -130,7 +132,8 @@ class Costs:
     def is_shaped(self, operator: Operator) -> bool:
         """Return whether the operator's cost follows from shapes, as of GEMMs, rather than bytes; a compiler does not
         fuse these."""
-        return operator.base in _SHAPED or operator.crosses or _PRODUCT.search(operator.base) is not None
+        known = operator.base in _SHAPED or "lengths" in operator.options
+        return known or operator.crosses or _PRODUCT.search(operator.base) is not None
 
     def check(self, operator: Operator) -> None:
         """Raise EmulationError for operators of an iteration that take far longer than moving their bytes."""
@@ -185,6 +188,8 @@ class Costs:
             return 0.0
         if operator.crosses:
             return operator.written_bytes / self._host_link_bytes_per_s + self._kernel_s
+        if "lengths" in operator.options:
+            return self._packed_attention(operator, operator.options["is_backward"])
         shaped = _SHAPED.get(operator.base)
         if shaped is not None:
             return shaped(self, operator)
@@ -247,7 +252,7 @@ class Costs:
         work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) * computed
         return float(work / rate + self._kernel_s)
 
-    def packed_attention(self, operator: Operator, backward: bool) -> float:
+    def _packed_attention(self, operator: Operator, backward: bool) -> float:
         """Return the duration of such a kernel over packed sequences: (…, tokens, heads, head)."""
         *_, heads, head = operator.inputs[0].size
         precision = self._attention_precision(operator.inputs[0].dtype)
@@ -403,7 +408,7 @@ _TITLES = {
     ),
     "convolutions": ("convolution", "convolution_backward"),
     "recurrent layers": ("_cudnn_rnn", "_cudnn_rnn_backward"),
-    "attention": (*_ATTENTION, *packed.KERNELS),
+    "attention": tuple(_ATTENTION),
 }
 
 _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
@@ -419,5 +424,4 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent,
     **{name: partial(Costs.attention, backward=is_backward) for name, is_backward in _ATTENTION.items()},
-    **{name: partial(Costs.packed_attention, backward=is_backward) for name, is_backward in packed.KERNELS.items()},
 }

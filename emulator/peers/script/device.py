@@ -194,16 +194,23 @@ class Device(_Mode):
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         selected = self.known.selected(args[values.MASKS[func]]) if func in values.MASKS else None
-        lengths = packed.lengths_of(self.known, func, args, kwargs)
-        key = (func, spec, device.type, _allow_tf32(), selected, lengths, *map(key_of, flat))
+        of_attention = packed.options_of(self.known, func, args, kwargs)
+        key = (
+            func,
+            spec,
+            device.type,
+            _allow_tf32(),
+            selected,
+            of_attention and of_attention["lengths"],
+            *map(key_of, flat),
+        )
         inferred = self._shape_results.get(key)
         is_sized_by_values = torch.Tag.dynamic_output_shape in func.tags or func.name() in metas.OF_PACKAGES
         if is_sized_by_values and self.known.are_known(flat):
             return self._run_on_host(func, flat, spec, device)
         if inferred is None:
             inferred = self._shape_results[key] = self._infer_shapes(func, flat, spec, device, selected)
-            if lengths is not None:
-                inferred.operator.options["lengths"] = lengths
+            inferred.operator.options.update(of_attention or {})
         crosses = inferred.operator.crosses
         if device.type == "cuda" or crosses:
             self.hooks.launch(inferred.operator, flat)

@@ -127,10 +127,13 @@ def result_of(session: Session, script: str) -> ScriptResult:
     )
 
 
+_SHAPED = ("matrix products", "attention")
+
+
 def _of_packages(session: Session, spans: list[Span]) -> list[str]:
-    """Return the names of operators that are not torch's, except products."""
+    """Return the names of operators that are not torch's, except products and attention."""
     numbers = {one.operator for one in spans if not isinstance(one, Collective)}
-    found = (session.device.operators[one] for one in numbers if session.title_of(one) != "matrix products")
+    found = (session.device.operators[one] for one in numbers if session.title_of(one) not in _SHAPED)
     return sorted({one.base for one in found if one.is_of_package})
 
 

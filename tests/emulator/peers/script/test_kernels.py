@@ -225,5 +225,23 @@ def test_packed_sequences(tmp_path):
     assert windowed < packed / 3
 
 
+def test_attention_of_packages(tmp_path):
+    """An operator of a package with FlashAttention's arguments takes as long as torch's."""
+    text = """
+    library = torch.library.Library("flash_attn", "DEF")
+    rest = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, bool causal, {} -> Tensor"
+    window = "int window_size_left, int window_size_right)"
+    library.define("_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, " + rest.format(window))
+    library.impl("_flash_attn_varlen_forward", lambda q, *_: torch.empty_like(q), "Meta")
+    attend = torch.ops.flash_attn._flash_attn_varlen_forward
+    """.replace("\n    ", "\n")
+    run = PACKED.replace("optimizer =", text + "optimizer =")
+    flash = "attend(*(one.detach() for one in parts), starts, starts, 6144, 6144, True, -1, -1)"
+    torchs = "varlen_attn(*(one.detach() for one in parts), starts, starts, 6144, 6144, window_size=(-1, 0))"
+    results = [play(tmp_path, run.replace("ATTEND", f"{one}; out = parts[0]"))["result"] for one in (flash, torchs)]
+    seconds = [one["parts"]["attention"] for one in results]
+    assert seconds[0] == pytest.approx(seconds[1]) and not any("packages" in one for one in results[0]["notes"])
+
+
 def _lengths(notes: list[str]) -> bool:
     return any("unknown lengths" in note for note in notes)
