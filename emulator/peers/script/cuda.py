@@ -7,6 +7,8 @@ import warnings
 from typing import Any
 
 import torch
+from torch.jit._builtins import _register_builtin
+from torch.utils._device import _device_constructors
 
 from emulator.cluster.accelerator import Accelerator
 from emulator.peers.script import typed
@@ -89,8 +91,8 @@ def _unpinned(make: Any) -> Any:
         tensor: torch.Tensor = make(*arguments, **options)
         return tensor
 
-    torch.utils._device._device_constructors()  # which torch.device("cuda") as a context changes: cached with `make`
-    torch.jit._builtins._register_builtin(made, "aten::tensor")
+    _device_constructors()  # which torch.device("cuda") as a context changes: cached with `make`
+    _register_builtin(made, "aten::tensor")
     return made
 
 
