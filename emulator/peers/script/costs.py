@@ -18,7 +18,7 @@ from emulator import datafile
 from emulator.cluster import kernels
 from emulator.cluster.accelerator import Accelerator, Constants
 from emulator.jobs.workload.implementations import FLASH, attention_kernel, implementations, resolved_attention
-from emulator.peers.script import recurrent
+from emulator.peers.script import packed, recurrent
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.ranges import FACTOR, SECONDS, Range, Ranged, number
 from switchml.errors import EmulationError
@@ -118,6 +118,8 @@ class Costs:
         """Return the display name of the operator's kind of kernel."""
         if operator.crosses:
             return "copies between host and GPU"
+        if "lengths" in operator.options:
+            return "attention"
         for title, names in _TITLES.items():
             if operator.base in names:
                 return title
@@ -130,7 +132,8 @@ class Costs:
     def is_shaped(self, operator: Operator) -> bool:
         """Return whether the operator's cost follows from shapes, as of GEMMs, rather than bytes; a compiler does not
         fuse these."""
-        return operator.base in _SHAPED or operator.crosses or _PRODUCT.search(operator.base) is not None
+        known = operator.base in _SHAPED or "lengths" in operator.options
+        return known or operator.crosses or _PRODUCT.search(operator.base) is not None
 
     def check(self, operator: Operator) -> None:
         """Raise EmulationError for operators of an iteration that take far longer than moving their bytes."""
@@ -185,6 +188,8 @@ class Costs:
             return 0.0
         if operator.crosses:
             return operator.written_bytes / self._host_link_bytes_per_s + self._kernel_s
+        if "lengths" in operator.options:
+            return self._packed_attention(operator, operator.options["is_backward"])
         shaped = _SHAPED.get(operator.base)
         if shaped is not None:
             return shaped(self, operator)
@@ -236,8 +241,7 @@ class Costs:
         """Return the duration of a kernel that keeps scores on chip: (batch, heads, sequence, head)."""
         query, key = operator.inputs[1 if backward else 0], operator.inputs[2 if backward else 1]
         batch, heads, length, head = query.size
-        flops = self._accelerator.flops
-        precision = next(one for one in (_PRECISIONS.get(query.dtype, "fp32"), "fp16", "fp32") if one in flops)
+        precision = self._attention_precision(query.dtype)
         if operator.base.startswith("flex"):
             name, is_causal, computed = "flex", False, operator.options["share"]
         else:
@@ -247,6 +251,24 @@ class Costs:
         rate = kernel.rates(self._accelerator, name, precision, length, head, is_causal=is_causal)[backward]
         work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) * computed
         return float(work / rate + self._kernel_s)
+
+    def _packed_attention(self, operator: Operator, backward: bool) -> float:
+        """Return the duration of such a kernel over packed sequences: (…, tokens, heads, head)."""
+        *_, heads, head = operator.inputs[0].size
+        precision = self._attention_precision(operator.inputs[0].dtype)
+        name = self._attention_kernel(operator, precision)
+        kernel = attention_kernel(name, self._accelerator)
+        is_causal, sequences = packed.work(operator)
+        seconds = sum(
+            4.0 * heads * head * pairs * (2.5 if backward else 1.0)
+            / kernel.rates(self._accelerator, name, precision, length, head, window, is_causal)[backward]
+            for pairs, length, window in sequences
+        )  # fmt: skip
+        return float(seconds + self._kernel_s)
+
+    def _attention_precision(self, dtype: torch.dtype) -> str:
+        flops = self._accelerator.flops
+        return next(one for one in (_PRECISIONS.get(dtype, "fp32"), "fp16", "fp32") if one in flops)
 
     def _attention_kernel(self, operator: Operator, precision: str) -> str:
         """Return the kernel behind `scaled_dot_product_attention`: cuDNN's counts as either of torch's two."""

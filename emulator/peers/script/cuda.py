@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
 import torch
+from torch.jit._builtins import _register_builtin
+from torch.utils._device import _device_constructors
 
 from emulator.cluster.accelerator import Accelerator
 from emulator.peers.script import typed
@@ -65,7 +68,7 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     }
     replace(torch._C, {"_scatter": _scatter} | bindings)
     replace(torch.version, {"cuda": torch.version.cuda or "13.0"})
-    replace(torch, streams | {"Generator": Generator})
+    replace(torch, streams | {"Generator": Generator, "tensor": _unpinned(torch.tensor)})
     typed.install()
 
 
@@ -78,6 +81,19 @@ def replace(owner: Any, attributes: dict[str, Any]) -> None:
     """Replace attributes of `owner`."""
     for name, value in attributes.items():
         setattr(owner, name, value)
+
+
+def _unpinned(make: Any) -> Any:
+    """Return torch.tensor, which pins what it makes itself, where there is no driver for that."""
+
+    @functools.wraps(make)
+    def made(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        tensor: torch.Tensor = make(*arguments, **options)
+        return tensor
+
+    _device_constructors()  # which torch.device("cuda") as a context changes: cached with `make`
+    _register_builtin(made, "aten::tensor")
+    return made
 
 
 def _data() -> property:

@@ -22,7 +22,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from emulator.peers.script import masks, metas, values
+from emulator.peers.script import indices, masks, metas, packed, values
 from emulator.peers.script.choices import decompose, is_composite, is_reshaping
 from emulator.peers.script.operators import Operator, TensorShape
 from emulator.peers.script.shapes import (
@@ -194,13 +194,23 @@ class Device(_Mode):
 
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         selected = self.known.selected(args[values.MASKS[func]]) if func in values.MASKS else None
-        key = (func, spec, device.type, _allow_tf32(), selected, *map(key_of, flat))
+        of_attention = packed.options_of(self.known, func, args, kwargs)
+        key = (
+            func,
+            spec,
+            device.type,
+            _allow_tf32(),
+            selected,
+            of_attention and of_attention["lengths"],
+            *map(key_of, flat),
+        )
         inferred = self._shape_results.get(key)
         is_sized_by_values = torch.Tag.dynamic_output_shape in func.tags or func.name() in metas.OF_PACKAGES
         if is_sized_by_values and self.known.are_known(flat):
             return self._run_on_host(func, flat, spec, device)
         if inferred is None:
             inferred = self._shape_results[key] = self._infer_shapes(func, flat, spec, device, selected)
+            inferred.operator.options.update(of_attention or {})
         crosses = inferred.operator.crosses
         if device.type == "cuda" or crosses:
             self.hooks.launch(inferred.operator, flat)
@@ -214,7 +224,7 @@ class Device(_Mode):
         ones = masks.selected_by(self.known, func, args, kwargs)
         if inferred.is_scalar or (inferred.is_small and self.known.are_known(flat)):
             self.known.compute(func, flat, spec, result)
-        elif inferred.is_small and self.known.decide(func, flat, result):
+        elif (inferred.is_small and self.known.decide(func, flat, result)) or self.known.count(func, args, result):
             pass
         elif func in values.TRUE:
             self.known.assume(result, True)
@@ -226,6 +236,7 @@ class Device(_Mode):
         elif inferred.changed and func not in values.KEPT and not self._compute_in_place(func, flat, spec, inferred):
             self._changed(args, kwargs, inferred.changed)
         self.known.select(result, ones)
+        indices.record(self.known, func, args, kwargs, result)
         if func in _COPIES and isinstance(result, DeviceTensor):
             source = args[1] if func is aten.copy_.default else args[0]
             if not isinstance(source, DeviceTensor):
@@ -421,7 +432,7 @@ class Device(_Mode):
             return self.known.drawn(tensor)
         self.known.assumed_reads += 1
         with torch.utils._python_dispatch._disable_current_modes():
-            return torch.full(tensor.shape, values.plausible(tensor.dtype), dtype=tensor.dtype)
+            return torch.full(tensor.shape, self.known.plausible(tensor), dtype=tensor.dtype)
 
     def storage_number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage, as passed to `allocate`."""

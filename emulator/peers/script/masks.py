@@ -19,6 +19,10 @@ class Known(Protocol):
 
     def known_value(self, tensor: Any) -> Any: ...
 
+    def choices(self, tensor: torch.Tensor) -> int | None: ...
+
+    even_counts: int
+
 
 def selected_by(known: Known, func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     """Return how many elements of an operator's result are not zero; None: unknown."""
@@ -88,7 +92,34 @@ def _compared(to: int) -> Callable[..., int | None]:
 
 def _is(known: Known, mask: Any, other: Any) -> int | None:
     value = known.known_value(other)
+    if (count := known.choices(mask)) is not None:
+        known.even_counts += 1
+        return _equal(known, count, math.prod(torch.broadcast_shapes(mask.shape, getattr(other, "shape", ()))), value)
     return _not(known, mask) if value == 0 else known.selected(mask) if value == 1 else None
+
+
+def _equal(known: Known, count: int, elements: int, value: Any) -> int:
+    """Return how many elements equal a value, of integers that are evenly distributed below `count`: those that are
+    left over are in the middle."""
+    each, more = divmod(elements, count)
+    if value is None:
+        return round(elements / count)
+    return 0 if not 0 <= value < count else each + ((value - count // 2) % count < more)
+
+
+def _is_not(known: Known, mask: Any, other: Any) -> int | None:
+    if known.choices(mask) is None:
+        return _compared(0)(known, mask, other)
+    equal = _is(known, mask, other)
+    shape = torch.broadcast_shapes(mask.shape, getattr(other, "shape", ()))
+    return None if equal is None else math.prod(shape) - equal
+
+
+def _reduced(known: Known, mask: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> int | None:
+    """Return how many of a mask's rows have elements that are not zero: each has at most one, if there are enough."""
+    found = known.selected(mask)
+    dims = range(mask.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    return None if found is None else min(found, mask.numel() // max(1, math.prod(mask.size(one) for one in dims)))
 
 
 def _all(known: Known, parts: Any, *_: Any) -> int | None:
@@ -109,7 +140,8 @@ _RULES: dict[str, Callable[..., int | None]] = {
     "aten::bitwise_not": lambda known, mask: _not(known, mask) if mask.dtype is torch.bool else None,
     "aten::_to_copy": _same,
     "aten::clone": _same,
-    "aten::ne": _compared(0),
+    "aten::ne": _is_not,
+    **dict.fromkeys(("aten::any", "aten::amax"), _reduced),
     "aten::gt": _compared(0),
     "aten::ge": _compared(1),
     "aten::eq": _is,

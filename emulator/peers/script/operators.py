@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+_OF_TORCH = ("aten", "prims", "fsdp", "c10d", "_c10d_functional", "torch_attn", "switchml")
+"""Namespaces of operators of torch, and of `flex.py`'s."""
+
 
 @dataclass(frozen=True)
 class TensorShape:
@@ -54,7 +57,7 @@ class Operator:
     @cached_property
     def is_of_package(self) -> bool:
         """Whether the operator is neither torch's nor `flex.py`'s."""
-        return self.name.partition(".")[0] not in ("aten", "prims", "fsdp", "c10d", "_c10d_functional", "switchml")
+        return self.name.partition(".")[0] not in _OF_TORCH
 
     @cached_property
     def bytes(self) -> int:

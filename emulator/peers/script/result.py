@@ -80,6 +80,11 @@ def result_of(session: Session, script: str) -> ScriptResult:
         notes.append(f"masks assumed to select half of the elements: {session.device.known.assumed_masks}")
     if session.device.known.even_counts:
         notes.append(f"counts (tokens of experts, classes) assumed even: {session.device.known.even_counts}")
+    if session.device.known.assumed_lengths:
+        notes.append(
+            "kernels of attention over packed sequences of unknown lengths, assumed equal: "
+            f"{session.device.known.assumed_lengths}"
+        )
     if packages := _of_packages(session, session.clock.spans[first:last]):
         notes.append(f"operators of packages, taken to be bound by memory: {', '.join(packages)}")
     if session.host_steps:
@@ -122,10 +127,13 @@ def result_of(session: Session, script: str) -> ScriptResult:
     )
 
 
+_SHAPED = ("matrix products", "attention")
+
+
 def _of_packages(session: Session, spans: list[Span]) -> list[str]:
-    """Return the names of operators that are not torch's, except products."""
+    """Return the names of operators that are not torch's, except products and attention."""
     numbers = {one.operator for one in spans if not isinstance(one, Collective)}
-    found = (session.device.operators[one] for one in numbers if session.title_of(one) != "matrix products")
+    found = (session.device.operators[one] for one in numbers if session.title_of(one) not in _SHAPED)
     return sorted({one.base for one in found if one.is_of_package})
 
 

@@ -66,6 +66,17 @@ class DeviceTensor(_Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         return owner[0].values_of(self).numpy().__array__(dtype)
 
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        if self.device.type == "cuda":
+            raise _shared()
+        return torch.Tensor.__cuda_array_interface__.__get__(self)  # torch's message
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.device.type == "cuda":
+            raise _shared()
+        return owner[0].values_of(self).__dlpack__(**options)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_leaf:  # torch's message
             raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
@@ -82,6 +93,13 @@ class DeviceTensor(_Tensor):
             )
         known = owner[0].known.payload(self)
         return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad, known)
+
+
+def _shared() -> EmulationError:
+    return EmulationError(
+        "a tensor on the GPU is given to another library (Numba, CuPy, DLPack), whose kernels can't be emulated: "
+        "expected operators of torch"
+    )
 
 
 def is_ours(kind: type) -> bool:

@@ -30,6 +30,16 @@ _DECIDED = {
 }
 """Operators whose result one operand decides if all of its elements are so."""
 
+_COUNTED: dict[Any, Callable[[int, int], Any]] = {
+    aten.any.default: lambda ones, of: ones > 0,
+    aten.all.default: lambda ones, of: ones == of,
+    aten.sum.default: lambda ones, of: ones,
+    aten.sum.dim_IntList: lambda ones, of: ones,
+}
+"""Results that follow from the number of a mask's elements that are 1."""
+
+_INDICES = (torch.int64, torch.int32)
+
 MASKS = {aten.nonzero.default: 0, aten.masked_select.default: 1}
 """Operators whose result has an element for each of a mask's that is not zero, half of them if unknown; and the mask's
 place among their arguments."""
@@ -54,18 +64,23 @@ class KnownValues:
         """Number of masks that were assumed to select half of the elements."""
         self.even_counts = 0
         """Number of counts that were assumed to be even: tokens of experts, members of classes."""
+        self.assumed_lengths = 0
+        """Number of kernels of attention whose sequences were assumed to be equally long."""
         self._values: dict[int, dict[int, Any]] = {}
         """Storage → offset → value."""
         self._copies: dict[int, torch.Tensor] = {}
         """Values copied from the host, by target storage."""
         self._selected: dict[int, int] = {}
         """Elements of masks that are not zero, by storage."""
+        self._choices: dict[int, int] = {}
+        """Below which number unknown integers are, evenly distributed, by storage: experts, tokens that were drawn."""
 
     def forget(self, address: int) -> None:
         """Discard all values of a storage."""
         self._values.pop(address, None)
         self._copies.pop(address, None)
         self._selected.pop(address, None)
+        self._choices.pop(address, None)
 
     def selected(self, mask: torch.Tensor) -> int | None:
         """Return how many elements of a mask are 1, its others being 0; None: unknown."""
@@ -76,12 +91,38 @@ class KnownValues:
             count = int(copy.count_nonzero())
             return count if bool(((copy == 0) | (copy == 1)).all()) else None
         storage = mask.untyped_storage()
-        return self._selected.get(storage._cdata) if _is_whole(mask, storage) else None
+        ones = self._selected.get(storage._cdata)
+        if not ones or _is_whole(mask, storage):
+            return ones
+        return max(1, round(ones * mask.numel() * mask.element_size() / storage.nbytes()))
 
     def select(self, mask: Any, count: int | None) -> None:
         """Record how many elements of a mask are 1."""
         if count is not None and isinstance(mask, torch.Tensor) and _is_whole(mask, mask.untyped_storage()):
             self._selected[mask.untyped_storage()._cdata] = count
+
+    def choices(self, tensor: torch.Tensor) -> int | None:
+        """Return below which number a tensor's unknown integers are, evenly distributed; None: unknown."""
+        return self._choices.get(tensor.untyped_storage()._cdata)
+
+    def choose(self, tensor: torch.Tensor, count: int | None) -> None:
+        """Record that a tensor's unknown integers are evenly distributed below `count`."""
+        if count is not None:
+            self._choices[tensor.untyped_storage()._cdata] = count
+
+    def count(self, func: Any, args: Any, result: Any) -> bool:
+        """Store whether a mask has elements that are 1, only such, or how many (of each row, evenly), if its number of
+        them is known."""
+        if func not in _COUNTED or result.device.type == "cpu":
+            return False
+        ones = self.selected(args[0])
+        if ones is None or result.is_floating_point() or result.numel() > COPIED:
+            return False
+        if func is aten.sum.dim_IntList:
+            self.assume_even(result, ones)
+        else:
+            self._set(result, _COUNTED[func](ones, args[0].numel()))
+        return True
 
     def places(self, mask: torch.Tensor) -> list[torch.Tensor]:
         """Return the indices of a device mask's elements that are not zero, without the host waiting for them."""
@@ -165,7 +206,7 @@ class KnownValues:
         bins = counts.numel()
         even = torch.full((bins,), total // bins)
         even[: total % bins] += 1
-        self.copied(counts, even)
+        self.copied(counts, even.reshape(counts.shape))
 
     def store(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Store all values of a device tensor, which may be a part of its storage."""
@@ -260,7 +301,11 @@ class KnownValues:
         if copy is not None:
             return copy.reshape(()).item()
         found = self._values.get(tensor.untyped_storage()._cdata, {})
-        return found.get(int(tensor.storage_offset()), plausible(tensor.dtype))
+        return found.get(int(tensor.storage_offset()), self.plausible(tensor))
+
+    def plausible(self, tensor: torch.Tensor) -> Any:
+        """Return the value assumed for a tensor's unknown ones: the middle one of its choices, if there are many."""
+        return max(1, (self.choices(tensor) or 0) // 2) if tensor.dtype in _INDICES else plausible(tensor.dtype)
 
     def drawn(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return random values for a host tensor without any: from 0 to 1, integers up to 127."""

@@ -19,6 +19,7 @@ def test_old_names_of_dtypes(tmp_path):
     """torch.cuda.FloatTensor creates, converts, is a class of tensors, and a default."""
     text = """
     import numpy, torch
+    def scripted(x): return x + torch.tensor(1.0)
     Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
     assert Tensor(3, 1).fill_(1.0).shape == (3, 1) and Tensor([1.0, 2.0]).tolist() == [1.0, 2.0]
     assert Tensor(numpy.ones((2, 3))).dtype is torch.float32 and torch.cuda.LongTensor([[1]]).dtype is torch.int64
@@ -28,6 +29,8 @@ def test_old_names_of_dtypes(tmp_path):
     torch.set_default_tensor_type("torch.cuda.FloatTensor")
     assert torch.ones(3).is_cuda
     torch.set_default_device(None)
+    assert torch.tensor([1, 2], pin_memory=True).to("cuda", non_blocking=True).tolist() == [1, 2]
+    assert torch.jit.script(scripted)(torch.ones(2)).tolist() == [2.0, 2.0]
     """
     outcome = play(tmp_path, "\n".join(line.strip() for line in text.splitlines()) + STEPS)
     assert "result" in outcome, outcome
@@ -61,3 +64,11 @@ with torch.cuda.stream(None), torch.cuda.stream(torch.cuda.ExternalStream(0)):
 def test_pools_are_refused(tmp_path):
     text = "import torch\ntorch.zeros(3, device='cuda')\ntorch.cuda.MemPool()\n"
     assert play(tmp_path, text)["error"].startswith("a memory pool or an allocator of the script can't be emulated")
+
+
+@pytest.mark.parametrize("share", ["weight.__cuda_array_interface__", "torch.from_dlpack(weight)"])
+def test_other_libraries(tmp_path, share):
+    """Kernels of Numba and CuPy, which would read memory that does not exist, are refused."""
+    text = f"import torch\nassert torch.from_dlpack(torch.zeros(1 << 17)).shape == (1 << 17,)\n{STEPS}\n{share}\n"
+    outcome = play(tmp_path, text.replace("step()", f"step()\n    {share}").replace("[weight]", "[weight]"))
+    assert "given to another library" in outcome["error"], outcome

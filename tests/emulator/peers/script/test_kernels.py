@@ -186,3 +186,62 @@ def test_quantized_weights(tmp_path):
     assert "result" in outcome, outcome
     plain = 2 * 4096 * 8192 * 8192 / 989e12
     assert 1.05 * plain < outcome["result"]["parts"]["matrix products"] < 2 * plain
+
+
+PACKED = """
+import torch
+from torch.nn.attention.varlen import varlen_attn
+weight = torch.nn.Parameter(torch.zeros(512, 3 * 512, device="cuda", dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([weight], 0.1)
+starts = torch.tensor([0, 6144, 8192], dtype=torch.int32).cuda()
+for step in range(3):
+    parts = (torch.randn(8192, 512, device="cuda", dtype=torch.bfloat16) @ weight).view(8192, 3, 4, 128).unbind(1)
+    ATTEND
+    out.sum().backward()
+    optimizer.step()
+"""
+ONCE = "torch.nn.functional.scaled_dot_product_attention(*(one.transpose(0, 1)[None] for one in parts), is_causal=True)"
+NESTED = "[torch.nested.nested_tensor_from_jagged(part, starts.long()).transpose(1, 2) for part in parts]"
+
+
+def test_packed_sequences(tmp_path):
+    """Attention over them computes the pairs within each, of known lengths or of equal ones."""
+
+    def seconds(attend: str) -> tuple[float, list[str]]:
+        outcome = play(tmp_path, PACKED.replace("ATTEND", f"out = {attend}"))
+        assert "result" in outcome, outcome
+        return outcome["result"]["parts"]["attention"], outcome["result"]["notes"]
+
+    whole, notes = seconds(ONCE)
+    packed, notes = seconds("varlen_attn(*parts, starts, starts, 6144, 6144, window_size=(-1, 0))")
+    share = (6144**2 + 2048**2) / 8192**2
+    assert share < packed / whole < 1.1 * share and not _lengths(notes)  # short rows are slower
+    nested, notes = seconds(f"torch.nn.functional.scaled_dot_product_attention(*{NESTED}, is_causal=True).values()")
+    assert nested == pytest.approx(packed, rel=0.001) and not _lengths(notes)
+    unknown = "torch.randint(8192, (3,), device='cuda', dtype=torch.int32)"
+    halves, notes = seconds(f"varlen_attn(*parts, {unknown}, {unknown}, 4096, 4096, window_size=(-1, 0))")
+    assert halves == pytest.approx(whole / 2, rel=0.1) and _lengths(notes)
+    windowed, _ = seconds("varlen_attn(*parts, starts, starts, 6144, 6144, window_size=(255, 0))")
+    assert windowed < packed / 3
+
+
+def test_attention_of_packages(tmp_path):
+    """An operator of a package with FlashAttention's arguments takes as long as torch's."""
+    text = """
+    library = torch.library.Library("flash_attn", "DEF")
+    rest = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, bool causal, {} -> Tensor"
+    window = "int window_size_left, int window_size_right)"
+    library.define("_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, " + rest.format(window))
+    library.impl("_flash_attn_varlen_forward", lambda q, *_: torch.empty_like(q), "Meta")
+    attend = torch.ops.flash_attn._flash_attn_varlen_forward
+    """.replace("\n    ", "\n")
+    run = PACKED.replace("optimizer =", text + "optimizer =")
+    flash = "attend(*(one.detach() for one in parts), starts, starts, 6144, 6144, True, -1, -1)"
+    torchs = "varlen_attn(*(one.detach() for one in parts), starts, starts, 6144, 6144, window_size=(-1, 0))"
+    results = [play(tmp_path, run.replace("ATTEND", f"{one}; out = parts[0]"))["result"] for one in (flash, torchs)]
+    seconds = [one["parts"]["attention"] for one in results]
+    assert seconds[0] == pytest.approx(seconds[1]) and not any("packages" in one for one in results[0]["notes"])
+
+
+def _lengths(notes: list[str]) -> bool:
+    return any("unknown lengths" in note for note in notes)
