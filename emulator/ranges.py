@@ -12,17 +12,22 @@ from typing import Any
 
 from switchml.errors import ConfigError
 
+TINY = 1e-100
+"""Nothing between 0 and this is in a range: dividing by it overflows."""
+
 
 @dataclass(frozen=True)
 class Range:
     """Interval from `least` to `most`. `bounds` as in mathematics: a round bracket excludes its end. NaN is in no
-    range."""
+    range, nor is anything but 0 that is smaller than `TINY`."""
 
     least: float
     most: float
     bounds: str = "[]"
 
     def __contains__(self, value: float) -> bool:
+        if 0 < abs(value) < TINY:
+            return False
         above = value > self.least if self.bounds[0] == "(" else value >= self.least
         return above and (value < self.most if self.bounds[1] == ")" else value <= self.most)
 
@@ -67,7 +72,8 @@ def _check(name: str, value: Any, range: Range) -> None:
         for index, one in enumerate(value):
             _check(f"{name}[{index}]", one, range)
     elif value is not None and value not in range:
-        raise ConfigError(f"{name} is {shown(value)}; expected {range}")
+        or_zero = f", {TINY:g} or more if not 0" if 0 < abs(value) < TINY else ""
+        raise ConfigError(f"{name} is {shown(value)}; expected {range}{or_zero}")
 
 
 def _text(value: float) -> str:

@@ -39,6 +39,11 @@ class MemoryOptions(Ranged):
     activation_tensor_s: float = number(Range(0, 1e6), 0.0)
     """Overhead per compressed or decompressed tensor for hooks and calls, independent of size."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.offload_bucket < 1:
+            raise ConfigError(f"offload_bucket is {self.offload_bucket:g} parameters; expected 0, or at least 1")
+
     def memory(self, needed: Memory, plan: CostedJob) -> Memory:
         """Return the memory use of the fullest accelerator with these options."""
         job = plan.job

@@ -48,12 +48,22 @@ def test_every_number_has_a_range(cls):
 
 @pytest.mark.parametrize(("range", "inside", "outside", "text"), [
     (Range(1, 1_000_000), (1, 1_000_000), (0, 1_000_001, math.nan, math.inf), "1 to 1,000,000"),
-    (Range(0, 1e33, "(]"), (5e-324, 1e33), (0, 1e34), "more than 0 and at most 1e33"),
+    (Range(0, 1e33, "(]"), (1e-100, 1e33), (0, 5e-324, 1e34), "more than 0 and at most 1e33"),
     (Range(0, 1, "[)"), (0, 0.999), (1, -1e-9), "at least 0 and less than 1"),
 ])  # fmt: skip
 def test_ranges(range, inside, outside, text):
     assert all(value in range for value in inside) and not any(value in range for value in outside)
     assert str(range) == text
+
+
+@pytest.mark.parametrize(("tables", "message"), [
+    ({"run": {"mtbf_hours": 5e-324}}, "mtbf_hours is 5e-324; expected .*, 1e-100 or more if not 0"),
+    ({"memory": {"offload_bucket": 1e-300}}, "offload_bucket is 1e-300; expected .*, 1e-100 or more if not 0"),
+    ({"memory": {"offload_bucket": 0.5}}, "offload_bucket is 0.5 parameters; expected 0, or at least 1"),
+])  # fmt: skip
+def test_numbers_next_to_nothing_are_refused(tables, message):
+    with pytest.raises(ConfigError, match=message):
+        request({"model": "gpt2-124m", "job": {"gpus": 8}, **tables})
 
 
 def test_tables_and_lists_are_checked_number_by_number():
