@@ -5,6 +5,7 @@ from `data/clusters/NAME.toml` or a user's file, which may inherit from another 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -185,7 +186,7 @@ class Cluster(Interconnect):
     def device(self) -> Accelerator:
         return self.own_accelerator or accelerators()[self.accelerator]
 
-    @property
+    @functools.cached_property  # asked for each bucket of each candidate
     def software(self) -> Constants:
         """The constants, with this cluster's overrides."""
         return self.software_with({})
