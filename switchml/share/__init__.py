@@ -47,7 +47,7 @@ def files() -> list[Shared]:
         Shared(path.name, kind, path)
         for kind, pattern in _KINDS.items()
         for path in sorted(HERE.glob(pattern))
-        if path.is_file() or not pattern.endswith("*")
+        if path.name != "__pycache__"
     ]
 
 

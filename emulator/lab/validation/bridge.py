@@ -19,7 +19,7 @@ from typing import Any
 
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
-from emulator.lab.validation.rows import published
+from emulator.lab.validation.rows import grouped, published
 
 TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200", "b300-dgx": "B300", "gb300-nvl72": "GB300"}
 Published = tuple[str, Request, float]
@@ -74,8 +74,9 @@ def _published(row: dict[str, str]) -> Published:
 
 def groups() -> list[tuple[str, list[Published]]]:
     """Rows of dense models and of mixtures of experts, by cluster."""
-    found: dict[str, list[Published]] = {}
-    for one in [*published_rows(), *(_published(row) for row in published("blackwell_ultra.csv"))]:
-        kind = "experts" if one[1].job.ep > 1 else "dense"
-        found.setdefault(f"Megatron Bridge, {kind}, {TITLES[one[1].cluster]}", []).append(one)
-    return sorted(found.items())
+    later = [_published(row) for row in published("blackwell_ultra.csv")]
+    return grouped((_title(request), (name, request, rate)) for name, request, rate in [*published_rows(), *later])
+
+
+def _title(request: Request) -> str:
+    return f"Megatron Bridge, {'experts' if request.job.ep > 1 else 'dense'}, {TITLES[request.cluster]}"

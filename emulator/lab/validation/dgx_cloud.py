@@ -10,7 +10,7 @@ tokens: a question with its context is some 200.
 
 from emulator.jobs.description import Request
 from emulator.lab.validation.bridge import TITLES, Published, recipe
-from emulator.lab.validation.rows import job_fields, published
+from emulator.lab.validation.rows import grouped, job_fields, published
 
 INTEGERS = ["gpus", "batch", "micro_batch", "sequence", "document"]
 INTEGERS += ["tp", "pp", "cp", "virtual_stages", "ep", "etp", "lora"]
@@ -19,11 +19,12 @@ INTEGERS += ["tp", "pp", "cp", "virtual_stages", "ep", "etp", "lora"]
 
 def groups() -> list[tuple[str, list[Published]]]:
     """Rows by kind and cluster: name, and (name, job, tokens/s per accelerator)."""
-    found: dict[str, list[Published]] = {}
-    for row in published("dgx_cloud.csv"):
-        kind = "fine-tuning" if row["document"] != "0" else "dense" if row["ep"] == "1" else "experts"
-        found.setdefault(f"DGX Cloud, {kind}, {TITLES[row['cluster']]}", []).append(_published(row))
-    return sorted(found.items())
+    return grouped((_title(row), _published(row)) for row in published("dgx_cloud.csv"))
+
+
+def _title(row: dict[str, str]) -> str:
+    kind = "fine-tuning" if row["document"] != "0" else "dense" if row["ep"] == "1" else "experts"
+    return f"DGX Cloud, {kind}, {TITLES[row['cluster']]}"
 
 
 def _published(row: dict[str, str]) -> Published:

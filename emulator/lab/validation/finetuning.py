@@ -9,7 +9,7 @@ taken from the recipes. NeMo's adapters are assumed to have rank 8, Megatron Bri
 
 from emulator.jobs.description import Request
 from emulator.lab.validation.bridge import Published, recipe
-from emulator.lab.validation.rows import job_fields, published
+from emulator.lab.validation.rows import grouped, job_fields, published
 
 INTEGERS = ["gpus", "batch", "micro_batch", "sequence", "document", "tp", "pp", "virtual_stages", "lora"]
 """Columns named as the job's fields."""
@@ -17,11 +17,8 @@ INTEGERS = ["gpus", "batch", "micro_batch", "sequence", "document", "tp", "pp", 
 
 def groups() -> list[tuple[str, list[Published]]]:
     """Rows by software: name, and (name, job, tokens/s per accelerator)."""
-    found: dict[str, list[Published]] = {}
-    for row in published("finetuning.csv"):
-        software = row["release"].rpartition(" ")[0]
-        found.setdefault(f"{software}, fine-tuning", []).append(_published(row))
-    return sorted(found.items())
+    rows = published("finetuning.csv")
+    return grouped((f"{row['release'].rpartition(' ')[0]}, fine-tuning", _published(row)) for row in rows)
 
 
 def _published(row: dict[str, str]) -> Published:

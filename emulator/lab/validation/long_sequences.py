@@ -10,15 +10,13 @@ from emulator.jobs.description import Request
 from emulator.jobs.workload import models
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation.bridge import TITLES, Published
-from emulator.lab.validation.rows import job_fields, published
+from emulator.lab.validation.rows import grouped, job_fields, published
 
 
 def groups() -> list[tuple[str, list[Published]]]:
     """Rows by accelerator: name, and (name, job, tokens/s per accelerator)."""
-    found: dict[str, list[Published]] = {}
-    for row in published("long_sequences.csv"):
-        found.setdefault(f"NeMo, long sequences, {TITLES[row['cluster']]}", []).append(_published(row))
-    return sorted(found.items())
+    rows = published("long_sequences.csv")
+    return grouped((f"NeMo, long sequences, {TITLES[row['cluster']]}", _published(row)) for row in rows)
 
 
 def _published(row: dict[str, str]) -> Published:

@@ -10,7 +10,7 @@ attention's output projection, too, and drops out a tenth of the adapters' input
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation.bridge import Published
-from emulator.lab.validation.rows import job_fields, published
+from emulator.lab.validation.rows import grouped, job_fields, published
 
 INTEGERS = ["gpus", "batch", "micro_batch", "sequence", "tp", "pp", "cp", "virtual_stages", "lora"]
 """Columns named as the job's fields."""
@@ -18,12 +18,13 @@ INTEGERS = ["gpus", "batch", "micro_batch", "sequence", "tp", "pp", "cp", "virtu
 
 def groups() -> list[tuple[str, list[Published]]]:
     """Rows by kind and accelerators: name, and (name, job, tokens/s per accelerator)."""
-    found: dict[str, list[Published]] = {}
-    for row in published("mlperf.csv"):
-        kind = "LoRA, H100 to GB200" if row["lora"] != "0" else "pre-training, H100 to GB200"
-        kind = "MI300X to MI355X" if row["cluster"].startswith("mi") else kind
-        found.setdefault(f"MLPerf, {kind}", []).append(_published(row))
-    return sorted(found.items())
+    return grouped((_title(row), _published(row)) for row in published("mlperf.csv"))
+
+
+def _title(row: dict[str, str]) -> str:
+    if row["cluster"].startswith("mi"):
+        return "MLPerf, MI300X to MI355X"
+    return f"MLPerf, {'LoRA' if row['lora'] != '0' else 'pre-training'}, H100 to GB200"
 
 
 def _published(row: dict[str, str]) -> Published:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -12,6 +12,7 @@ from switchml.errors import ConfigError
 from switchml.files import read_text
 
 DATA = Path(__file__).parent / "data"
+T = TypeVar("T")
 
 
 def published(name: str) -> list[dict[str, str]]:
@@ -24,6 +25,14 @@ def job_fields(row: Mapping[str, str], *names: str) -> dict[str, Any]:
     """Job fields from a row's integer columns, and the schedule that its virtual stages imply."""
     fields: dict[str, Any] = {name: int(row[name]) for name in names}
     return fields | {"schedule": "interleaved" if fields.get("virtual_stages", 1) > 1 else "1f1b"}
+
+
+def grouped(titled: Iterable[tuple[str, T]]) -> list[tuple[str, list[T]]]:
+    """Rows by title, sorted."""
+    found: dict[str, list[T]] = {}
+    for title, row in titled:
+        found.setdefault(title, []).append(row)
+    return sorted(found.items())
 
 
 def measured_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

@@ -80,20 +80,20 @@ def _with_kernels() -> list[str]:
     return [name.removeprefix("aten::") for name in found if not has(name, "CUDA")]
 
 
-def _is_half(given: Any) -> bool:
-    return given.query.dtype in (torch.float16, torch.bfloat16)
+def _is_half(query: Any) -> bool:
+    return query.dtype in (torch.float16, torch.bfloat16)
 
 
 def _takes_flash(has_flash: bool, given: Any) -> bool:
     head = given.query.size(-1)
     enabled = has_flash and torch.backends.cuda.flash_sdp_enabled()
-    return enabled and _is_half(given) and given.attn_mask is None and head <= _FLASH_HEAD and not head % 8
+    return enabled and _is_half(given.query) and given.attn_mask is None and head <= _FLASH_HEAD and not head % 8
 
 
 _KERNELS: dict[str, Callable[[bool, Any], bool]] = {
     "flash": _takes_flash,
     "mem_efficient": lambda has_flash, given: torch.backends.cuda.mem_efficient_sdp_enabled(),
-    "cudnn": lambda has_flash, given: has_flash and _is_half(given) and torch.backends.cuda.cudnn_sdp_enabled(),
+    "cudnn": lambda has_flash, given: has_flash and _is_half(given.query) and torch.backends.cuda.cudnn_sdp_enabled(),
 }
 """Whether a kernel can be used for arguments of attention, if the device has FlashAttention or not: for scripts that
 ask, and for nested tensors, whose kernel torch chooses in Python."""
@@ -114,7 +114,7 @@ def _attention(
     """Dispatch attention to FlashAttention, the memory-efficient kernel or plain operators, in torch's order
     (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). cuDNN's kernels count as one of the first two."""
     head, flags = query.size(-1), torch.backends.cuda
-    is_half = query.dtype in (torch.float16, torch.bfloat16)
+    is_half = _is_half(query)
     has_cudnn = has_flash and is_half and flags.cudnn_sdp_enabled()
     is_flash = has_flash and is_half and (flags.flash_sdp_enabled() or has_cudnn)
     if is_flash and attn_mask is None and head <= _FLASH_HEAD:

@@ -132,8 +132,7 @@ class Costs:
     def is_shaped(self, operator: Operator) -> bool:
         """Return whether the operator's cost follows from shapes, as of GEMMs, rather than bytes; a compiler does not
         fuse these."""
-        known = operator.base in _SHAPED or "lengths" in operator.options
-        return known or operator.crosses or _PRODUCT.search(operator.base) is not None
+        return _shaped(operator) is not None or operator.crosses or _PRODUCT.search(operator.base) is not None
 
     def check(self, operator: Operator) -> None:
         """Raise EmulationError for operators of an iteration that take far longer than moving their bytes."""
@@ -188,9 +187,7 @@ class Costs:
             return 0.0
         if operator.crosses:
             return operator.written_bytes / self._host_link_bytes_per_s + self._kernel_s
-        if "lengths" in operator.options:
-            return self._packed_attention(operator, operator.options["is_backward"])
-        shaped = _SHAPED.get(operator.base)
+        shaped = _shaped(operator)
         if shaped is not None:
             return shaped(self, operator)
         if self.is_shaped(operator):
@@ -252,8 +249,9 @@ class Costs:
         work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) * computed
         return float(work / rate + self._kernel_s)
 
-    def _packed_attention(self, operator: Operator, backward: bool) -> float:
+    def packed_attention(self, operator: Operator) -> float:
         """Return the duration of such a kernel over packed sequences: (…, tokens, heads, head)."""
+        backward = operator.options["is_backward"]
         *_, heads, head = operator.inputs[0].size
         precision = self._attention_precision(operator.inputs[0].dtype)
         name = self._attention_kernel(operator, precision)
@@ -425,3 +423,8 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "_cudnn_rnn_backward": _recurrent,
     **{name: partial(Costs.attention, backward=is_backward) for name, is_backward in _ATTENTION.items()},
 }
+
+
+def _shaped(operator: Operator) -> Callable[[Costs, Operator], float] | None:
+    """Return the rule for an operator whose cost follows from shapes."""
+    return Costs.packed_attention if "lengths" in operator.options else _SHAPED.get(operator.base)

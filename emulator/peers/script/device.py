@@ -195,15 +195,8 @@ class Device(_Mode):
     def _emulate(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         selected = self.known.selected(args[values.MASKS[func]]) if func in values.MASKS else None
         of_attention = packed.options_of(self.known, func, args, kwargs)
-        key = (
-            func,
-            spec,
-            device.type,
-            _allow_tf32(),
-            selected,
-            of_attention and of_attention["lengths"],
-            *map(key_of, flat),
-        )
+        lengths = of_attention and of_attention["lengths"]
+        key = (func, spec, device.type, _allow_tf32(), selected, lengths, *map(key_of, flat))
         inferred = self._shape_results.get(key)
         is_sized_by_values = torch.Tag.dynamic_output_shape in func.tags or func.name() in metas.OF_PACKAGES
         if is_sized_by_values and self.known.are_known(flat):
@@ -514,6 +507,5 @@ _WITHOUT_KERNEL = {
     aten.lift_fresh.default,
     aten._reshape_alias.default,
     aten.set_.source_Storage_storage_offset,
-    aten.resize_.default,
     *metas.CHOICES,
 }

@@ -9,6 +9,9 @@ import torch
 
 aten = torch.ops.aten
 
+INTEGERS = (torch.int64, torch.int32)
+"""Types of indices."""
+
 
 class Known(Protocol):
     """What is known of tensors."""
@@ -24,7 +27,7 @@ def record(known: Known, func: Any, args: Any, kwargs: dict[str, Any], result: A
     if rule is None:
         return
     made = result[-1] if isinstance(result, (tuple, list)) else result
-    if made.dtype in (torch.int64, torch.int32):
+    if made.dtype in INTEGERS:
         known.choose(made, rule(known, *args, **kwargs))
 
 

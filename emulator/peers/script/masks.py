@@ -94,7 +94,7 @@ def _is(known: Known, mask: Any, other: Any) -> int | None:
     value = known.known_value(other)
     if (count := known.choices(mask)) is not None:
         known.even_counts += 1
-        return _equal(known, count, math.prod(torch.broadcast_shapes(mask.shape, getattr(other, "shape", ()))), value)
+        return _equal(known, count, _elements(mask, other), value)
     return _not(known, mask) if value == 0 else known.selected(mask) if value == 1 else None
 
 
@@ -111,8 +111,12 @@ def _is_not(known: Known, mask: Any, other: Any) -> int | None:
     if known.choices(mask) is None:
         return _compared(0)(known, mask, other)
     equal = _is(known, mask, other)
-    shape = torch.broadcast_shapes(mask.shape, getattr(other, "shape", ()))
-    return None if equal is None else math.prod(shape) - equal
+    return None if equal is None else _elements(mask, other) - equal
+
+
+def _elements(mask: Any, other: Any) -> int:
+    """Return how many elements a comparison of the two has."""
+    return math.prod(torch.broadcast_shapes(mask.shape, getattr(other, "shape", ())))
 
 
 def _reduced(known: Known, mask: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> int | None:

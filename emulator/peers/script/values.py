@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from emulator.peers.script import indices
 from emulator.peers.script.metas import half
 
 aten = torch.ops.aten
@@ -37,8 +38,6 @@ _COUNTED: dict[Any, Callable[[int, int], Any]] = {
     aten.sum.dim_IntList: lambda ones, of: ones,
 }
 """Results that follow from the number of a mask's elements that are 1."""
-
-_INDICES = (torch.int64, torch.int32)
 
 MASKS = {aten.nonzero.default: 0, aten.masked_select.default: 1}
 """Operators whose result has an element for each of a mask's that is not zero, half of them if unknown; and the mask's
@@ -305,7 +304,7 @@ class KnownValues:
 
     def plausible(self, tensor: torch.Tensor) -> Any:
         """Return the value assumed for a tensor's unknown ones: the middle one of its choices, if there are many."""
-        return max(1, (self.choices(tensor) or 0) // 2) if tensor.dtype in _INDICES else plausible(tensor.dtype)
+        return max(1, (self.choices(tensor) or 0) // 2) if tensor.dtype in indices.INTEGERS else plausible(tensor.dtype)
 
     def drawn(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return random values for a host tensor without any: from 0 to 1, integers up to 127."""
